@@ -1,0 +1,183 @@
+"""Moves: the transfers that boxings lower to, as values.
+
+A move is one collective over flat, contiguous buffers. It says everything that decides
+its bytes (group, counts, dtype, algorithm), so what a rank sends and receives is known
+before anything runs:
+
+    ring       each rank passes chunks to its successor in the group
+    direct     each pair of ranks exchanges what it needs, once
+
+Sums of `sent_bytes` and of `received_bytes` over a group are equal. Index i of `group`,
+`counts` and `chunks` is the i-th member, not the rank number.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+
+MoveReduction: TypeAlias = Literal["sum", "max", "min"]
+"""What a wire computes; an average is a sum divided afterwards by the boxing."""
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Each member gives n elements and gets the reduction of all, by a ring.
+
+    Payload (n,) -> result (n,).
+    """
+
+    group: tuple[int, ...]
+    num_elements: int
+    dtype: torch.dtype
+    reduction: MoveReduction = "sum"
+
+    def sent_bytes(self, rank: int) -> int:
+        """Bytes this rank sends."""
+        return self._ring_bytes(rank, first_skipped=1)
+
+    def received_bytes(self, rank: int) -> int:
+        """Bytes this rank receives."""
+        return self._ring_bytes(rank, first_skipped=0)
+
+    def _ring_bytes(self, rank: int, first_skipped: int) -> int:
+        # Each half of the ring moves all chunks but one past a rank: its own in the
+        # reducing half, its successor's in the gathering half (one further for sends).
+        size, me = len(self.group), self.group.index(rank)
+        if size == 1:
+            return 0
+        chunks = even_counts(self.num_elements, size)
+        skipped = chunks[(me + first_skipped) % size]
+        skipped += chunks[(me + first_skipped + 1) % size]
+        return (2 * self.num_elements - skipped) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """Member i gives counts[i] elements; each gets all, in group order.
+
+    Payload (counts[i],) -> result (sum(counts),).
+    """
+
+    group: tuple[int, ...]
+    counts: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def algorithm(self) -> Literal["ring", "direct"]:
+        """Ring where all counts are equal, direct elsewhere."""
+        return "ring" if len(set(self.counts)) == 1 else "direct"
+
+    def sent_bytes(self, rank: int) -> int:
+        """Bytes this rank sends."""
+        own = self.counts[self.group.index(rank)]
+        return own * (len(self.group) - 1) * self.dtype.itemsize
+
+    def received_bytes(self, rank: int) -> int:
+        """Bytes this rank receives."""
+        own = self.counts[self.group.index(rank)]
+        return (sum(self.counts) - own) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class ReduceScatter:
+    """Each member gives sum(counts) elements; member i gets its counts[i], reduced.
+
+    Payload (sum(counts),), ordered by receiver -> result (counts[i],).
+    """
+
+    group: tuple[int, ...]
+    counts: tuple[int, ...]
+    dtype: torch.dtype
+    reduction: MoveReduction = "sum"
+
+    @property
+    def algorithm(self) -> Literal["ring", "direct"]:
+        """Ring where all counts are equal, direct elsewhere."""
+        return "ring" if len(set(self.counts)) == 1 else "direct"
+
+    def sent_bytes(self, rank: int) -> int:
+        """Bytes this rank sends."""
+        own = self.counts[self.group.index(rank)]
+        return (sum(self.counts) - own) * self.dtype.itemsize
+
+    def received_bytes(self, rank: int) -> int:
+        """Bytes this rank receives."""
+        own = self.counts[self.group.index(rank)]
+        return own * (len(self.group) - 1) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class AllToAll:
+    """Member i gives counts[i][j] elements to member j, itself included; direct.
+
+    A point-to-point transfer is an all-to-all in which most counts are 0.
+    Payload (sum of row i,), ordered by receiver -> result (sum of column i,), ordered
+    by sender.
+    """
+
+    group: tuple[int, ...]
+    counts: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+
+    def sends(self, rank: int) -> tuple[int, ...]:
+        """How many elements this rank gives each member."""
+        return self.counts[self.group.index(rank)]
+
+    def receives(self, rank: int) -> tuple[int, ...]:
+        """How many elements this rank gets from each member."""
+        me = self.group.index(rank)
+        return tuple(row[me] for row in self.counts)
+
+    def sent_bytes(self, rank: int) -> int:
+        """Bytes this rank sends to others."""
+        row = self.sends(rank)
+        return (sum(row) - row[self.group.index(rank)]) * self.dtype.itemsize
+
+    def received_bytes(self, rank: int) -> int:
+        """Bytes this rank receives from others."""
+        column = self.receives(rank)
+        return (sum(column) - column[self.group.index(rank)]) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class BroadcastFrom:
+    """Each member gets the n elements of `root`; the root sends to each, direct.
+
+    Payload (n,), read at the root only -> result (n,).
+    """
+
+    group: tuple[int, ...]
+    root: int
+    num_elements: int
+    dtype: torch.dtype
+
+    def sent_bytes(self, rank: int) -> int:
+        """Bytes this rank sends."""
+        others = len(self.group) - 1 if rank == self.root else 0
+        return others * self.num_elements * self.dtype.itemsize
+
+    def received_bytes(self, rank: int) -> int:
+        """Bytes this rank receives."""
+        return 0 if rank == self.root else self.num_elements * self.dtype.itemsize
+
+
+Move: TypeAlias = AllReduce | AllGather | ReduceScatter | AllToAll | BroadcastFrom
+
+
+def even_counts(num_elements: int, num_parts: int) -> tuple[int, ...]:
+    """Sizes of the parts that torch.chunk's rule cuts, empty ones included."""
+    step = -(-num_elements // num_parts)
+    starts = (min(i * step, num_elements) for i in range(num_parts))
+    return tuple(min(step, num_elements - start) for start in starts)
+
+
+def describe(move: Move) -> str:
+    """A move in one short line, for errors and reports."""
+    kind = type(move).__name__
+    return f"{kind} of {move.dtype} over ranks {_ranks(move.group)}"
+
+
+def _ranks(group: Sequence[int]) -> str:
+    return ", ".join(map(str, group)) if len(group) <= 8 else f"{len(group)} ranks"

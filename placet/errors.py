@@ -1,0 +1,56 @@
+"""Run-time failures of a job, in one small tree; a caller's mistake is a ValueError.
+
+    PlacetError
+    ├── WireError            a move could not be carried
+    │   ├── WireTimeout      a deadline passed; names who waits for whom
+    │   ├── MoveMismatch     ranks disagree on what moves under one key
+    │   └── PeerLost         another rank is gone
+    ├── RanksDiffer          ranks were started with different code or parameters
+    ├── NonFiniteLoss        the loss became NaN or infinite
+    ├── CheckpointError      a checkpoint is truncated, foreign, or for another model
+    └── LabError             the emulated cluster could not be built
+
+Each message ends with the page that explains it (docs/errors.md).
+"""
+
+PAGE = "docs/errors.md"
+
+
+class PlacetError(Exception):
+    """The root of placet's run-time failures."""
+
+    def __str__(self) -> str:
+        text = ": ".join(map(str, self.args))
+        return f"{text}\n  see {PAGE}#{type(self).__name__.lower()}"
+
+
+class WireError(PlacetError):
+    """A move could not be carried."""
+
+
+class WireTimeout(WireError):
+    """A deadline passed while ranks waited for one another."""
+
+
+class MoveMismatch(WireError):
+    """Ranks disagree on what moves under one key."""
+
+
+class PeerLost(WireError):
+    """Another rank of the job is gone."""
+
+
+class RanksDiffer(PlacetError):
+    """Ranks were started with different code, parameters or settings."""
+
+
+class NonFiniteLoss(PlacetError):
+    """The loss became NaN or infinite."""
+
+
+class CheckpointError(PlacetError):
+    """A checkpoint is truncated, foreign, or belongs to another model."""
+
+
+class LabError(PlacetError):
+    """The emulated cluster could not be built."""
