@@ -1,0 +1,1 @@
+"""placet trains a plain PyTorch model on the machines you have."""
