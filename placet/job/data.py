@@ -1,0 +1,479 @@
+"""Data: the same global batches in the same order on any number of ranks.
+
+One epoch is an order of sample indices that depends on (seed, epoch) alone. Global
+batch b is order[b * G : (b + 1) * G]; each rank reads its `S(0)` part of it, by
+torch.chunk's rule, cut again into micro-batches by the same rule:
+
+    order       = randperm(n) of a generator keyed by (seed, epoch)    -> _epoch_order
+    rank's part = chunk(0, rows, num_ranks, rank)                      -> _plan_batch
+    micro-batch = chunk(start, stop, accumulate, m)                    -> _plan_batch
+
+What a sample's own code draws (augmentation) is keyed by (seed, epoch, sample index),
+so it changes neither with the ranks nor with the number of loading workers.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count, islice, tee
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from placet.job.keyed_data import (
+    KeyedCollate,
+    KeyedDataset,
+    KeyedStream,
+    keeping_rng,
+    key_of,
+    same,
+)
+from placet.placement.layout import chunk
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set and how it becomes global batches.
+
+    >>> Data(digits, batch_size=64)
+
+    Args:
+        dataset: a map-style data set (`len` and `[i]`), or an `IterableDataset`. Of the
+            latter every rank reads the whole stream and keeps its own rows, so reading
+            costs each rank the whole stream and memory for one global batch.
+        batch_size: rows of a *global* batch, whatever the number of ranks.
+        shuffle: a new order each epoch; False for an `IterableDataset`, whose order is
+            its own (it is told the epoch through `set_epoch`, if it has one).
+        num_workers: loading processes per rank; 0 loads in the training process.
+        collate: list of samples -> batch; torch's default when None.
+        drop_last: leave out the last global batch of an epoch if it is short.
+        worker_init: called with the worker's id in each loading process.
+
+    Raises:
+        ValueError: a size below 1, an empty data set, or `shuffle` on a stream.
+        TypeError: `dataset` has neither `len` and `[i]` nor is an `IterableDataset`.
+    """
+
+    dataset: Any
+    batch_size: int
+    shuffle: bool = True
+    num_workers: int = 0
+    collate: Callable[[list[Any]], Any] | None = None
+    drop_last: bool = False
+    worker_init: Callable[[int], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.num_workers < 0:
+            raise ValueError(
+                f"batch_size={self.batch_size} and num_workers={self.num_workers}: a "
+                "global batch needs at least 1 row, and num_workers is 0 or more"
+            )
+        if isinstance(self.dataset, IterableDataset):
+            if self.shuffle:
+                raise ValueError(
+                    "an IterableDataset comes in its own order: pass shuffle=False and "
+                    "shuffle inside the data set"
+                )
+            return
+        if not (
+            hasattr(self.dataset, "__len__") and hasattr(self.dataset, "__getitem__")
+        ):
+            raise TypeError(
+                f"{type(self.dataset).__name__} is no data set: it needs __len__ and "
+                "__getitem__, or to be a torch.utils.data.IterableDataset"
+            )
+        if len(self.dataset) == 0:
+            raise ValueError("the data set is empty: it needs at least 1 sample")
+
+    @staticmethod
+    def of(
+        source: "Data | DataLoader[Any] | Dataset[Any]", batch_size: int | None = None
+    ) -> "Data":
+        """Adopt a user's loader, or a data set with a batch size.
+
+        A loader's data set, batch size (now the global one), shuffling, workers,
+        collate function and drop_last are kept; its generator is not, since placet keys
+        the order by the job's seed.
+
+        Raises:
+            ValueError: the loader has a sampler of its own, or no batch size is known.
+        """
+        if isinstance(source, Data):
+            return source
+        if isinstance(source, DataLoader):
+            return _adopt(source)
+        if batch_size is None:
+            raise ValueError(
+                f"a {type(source).__name__} alone has no batch size: write "
+                "placet.Data(dataset, batch_size=...)"
+            )
+        stream = isinstance(source, IterableDataset)
+        return Data(source, batch_size, shuffle=not stream)
+
+    @property
+    def num_batches(self) -> int | None:
+        """Global batches in an epoch; None for a stream, whose length is unknown."""
+        if isinstance(self.dataset, IterableDataset):
+            return None
+        rows = len(self.dataset)
+        return (
+            rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+        )
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where in the data a job stands: the next global batch to read."""
+
+    epoch: int = 0
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A rank's rows of one micro-batch.
+
+    Args:
+        batch: the collated rows.
+        first_row: index of its first row within the global batch.
+        num_rows: how many rows count; 0 for a dummy.
+    """
+
+    batch: Any
+    first_row: int
+    num_rows: int
+
+    @property
+    def is_dummy(self) -> bool:
+        """Whether `batch` is the global batch's row 0, there only to be run along."""
+        return self.num_rows == 0
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """One rank's part of one global batch, in as many micro-batches on every rank.
+
+    Args:
+        micro_batches: `accumulate` of them.
+        global_rows: rows of the global batch, over all ranks.
+        position: which batch this is.
+        following: the position to resume from once this batch is done.
+    """
+
+    micro_batches: tuple[MicroBatch, ...]
+    global_rows: int
+    position: Position
+    following: Position
+
+    @property
+    def epoch(self) -> int:
+        """The epoch it belongs to."""
+        return self.position.epoch
+
+    @property
+    def index(self) -> int:
+        """Its index in the epoch."""
+        return self.position.index
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that count on this rank."""
+        return sum(m.num_rows for m in self.micro_batches)
+
+
+def part_loader(
+    data: Data,
+    rank: int,
+    num_ranks: int,
+    seed: int = 0,
+    accumulate: int = 1,
+    position: Position = Position(),
+    num_epochs: int | None = None,
+) -> Iterator[BatchPart]:
+    """A rank's parts of the global batches, from a position on.
+
+    Args:
+        data: what to read.
+        rank: this rank.
+        num_ranks: ranks that share each global batch.
+        seed: keys the order and the samples' randomness; the job's seed.
+        accumulate: micro-batches per rank and step.
+        position: where to begin; any position of any earlier run with this seed.
+        num_epochs: stop after so many epochs; go on for ever when None.
+
+    Raises:
+        ValueError: more ranks x micro-batches than rows of a global batch.
+    """
+    _check_enough_rows(data, num_ranks, accumulate)
+    if isinstance(data.dataset, IterableDataset):
+        return _stream_parts(
+            data, (rank, num_ranks, accumulate), seed, position, num_epochs
+        )
+    plans = _plans(data, (rank, num_ranks, accumulate), seed, position, num_epochs)
+    return _mapped_parts(data, plans, seed)
+
+
+def count_rows(batch: Any) -> int:
+    """Rows of a batch: dim 0 of the first tensor in it (tuples, dicts, nested).
+
+    Raises:
+        ValueError: it holds no tensor with a dim.
+    """
+    found = _first_tensor(batch)
+    if found is None:
+        raise ValueError(
+            f"a batch of type {type(batch).__name__} holds no tensor with rows; return "
+            "(loss, num_targets) from the loss so that placet need not count them"
+        )
+    return found.shape[0]
+
+
+def _first_tensor(batch: Any) -> Tensor | None:
+    if isinstance(batch, Tensor):
+        return batch if batch.ndim else None
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        tensors = (_first_tensor(item) for item in batch)
+        return next((t for t in tensors if t is not None), None)
+    return None
+
+
+def _check_enough_rows(data: Data, num_ranks: int, accumulate: int) -> None:
+    rows, what = data.batch_size, "batch_size"
+    if not isinstance(data.dataset, IterableDataset):
+        if data.num_batches == 0:
+            raise ValueError(
+                f"drop_last leaves no batch: the data set has {len(data.dataset)} "
+                f"samples, a global batch {rows}; lower batch_size or drop_last=False"
+            )
+        if len(data.dataset) < rows:
+            rows, what = len(data.dataset), "number of samples"
+    if rows < num_ranks * accumulate:
+        raise ValueError(
+            f"a global batch of {rows} rows ({what}) cannot give {num_ranks} ranks x "
+            f"{accumulate} micro-batches a row each; use at most -n "
+            f"{max(1, rows // accumulate)}"
+            + (f" or accumulate={max(1, rows // num_ranks)}" if accumulate > 1 else "")
+            + f", or a {what} of at least {num_ranks * accumulate}"
+        )
+
+
+# --- map-style data sets -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _MicroPlan:
+    """The samples of one micro-batch, as (epoch, sample index)."""
+
+    samples: tuple[tuple[int, int], ...]
+    first_row: int
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class _PartPlan:
+    micro_batches: tuple[_MicroPlan, ...]
+    global_rows: int
+    position: Position
+    following: Position
+
+
+def _plans(
+    data: Data,
+    share: tuple[int, int, int],
+    seed: int,
+    position: Position,
+    num_epochs: int | None,
+) -> Iterator[_PartPlan]:
+    num_batches = data.num_batches
+    assert num_batches is not None
+    if not 0 <= position.index <= num_batches or position.epoch < 0:
+        raise ValueError(
+            f"{position} is outside the data: an epoch of {len(data.dataset)} samples "
+            f"has {num_batches} global batches of {data.batch_size}"
+        )
+    first = position.index
+    for epoch in _epochs(position.epoch, num_epochs):
+        order = _epoch_order(data, seed, epoch)
+        for index in range(first, num_batches):
+            batch = order[index * data.batch_size : (index + 1) * data.batch_size]
+            here = Position(epoch, index)
+            last = index + 1 == num_batches
+            following = Position(epoch + 1) if last else Position(epoch, index + 1)
+            micros = _plan_batch([(epoch, int(i)) for i in batch], share)
+            yield _PartPlan(micros, len(batch), here, following)
+        first = 0
+
+
+def _epochs(first: int, num_epochs: int | None) -> Iterable[int]:
+    return count(first) if num_epochs is None else range(first, first + num_epochs)
+
+
+def _epoch_order(data: Data, seed: int, epoch: int) -> Tensor:
+    if not data.shuffle:
+        return torch.arange(len(data.dataset))
+    generator = torch.Generator().manual_seed(key_of(seed, "order", epoch))
+    return torch.randperm(len(data.dataset), generator=generator)
+
+
+def _plan_batch(
+    samples: list[tuple[int, int]], share: tuple[int, int, int]
+) -> tuple[_MicroPlan, ...]:
+    rank, num_ranks, accumulate = share
+    start, stop = chunk(0, len(samples), num_ranks, rank)
+    plans = []
+    for m in range(accumulate):
+        first, end = chunk(start, stop, accumulate, m)
+        rows = samples[first:end] or samples[:1]
+        plans.append(_MicroPlan(tuple(rows), first, end - first))
+    return tuple(plans)
+
+
+def _mapped_parts(
+    data: Data, plans: Iterator[_PartPlan], seed: int
+) -> Iterator[BatchPart]:
+    asked, given = tee(plans)
+    loader: DataLoader[Any] = DataLoader(
+        KeyedDataset(data.dataset, seed),
+        batch_sampler=_Samples(asked),
+        num_workers=data.num_workers,
+        collate_fn=KeyedCollate(data.collate or default_collate, seed),
+        worker_init_fn=data.worker_init,
+        generator=torch.Generator().manual_seed(key_of(seed, "workers")),
+    )
+    batches = iter(loader)
+    for plan in given:
+        micros = []
+        for micro in plan.micro_batches:
+            with keeping_rng():
+                batch = next(batches)
+            micros.append(MicroBatch(batch, micro.first_row, micro.num_rows))
+        yield BatchPart(tuple(micros), plan.global_rows, plan.position, plan.following)
+
+
+class _Samples:
+    """The samples of each micro-batch in turn, as a DataLoader's batch sampler."""
+
+    def __init__(self, plans: Iterator[_PartPlan]) -> None:
+        self._plans = plans
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for plan in self._plans:
+            yield from (list(micro.samples) for micro in plan.micro_batches)
+
+
+# --- streams -------------------------------------------------------------------------
+
+
+def _stream_parts(
+    data: Data,
+    share: tuple[int, int, int],
+    seed: int,
+    position: Position,
+    num_epochs: int | None,
+) -> Iterator[BatchPart]:
+    collate = KeyedCollate(data.collate or default_collate, seed)
+    first = position.index
+    for epoch in _epochs(position.epoch, num_epochs):
+        batches = _stream_batches(data, seed, epoch)
+        # One batch ahead, to know which is the last of the epoch.
+        coming = next(batches, None)
+        if coming is None:
+            raise ValueError(
+                f"the stream gave no global batch in epoch {epoch}: it needs at least "
+                f"1 sample (drop_last={data.drop_last}, batch_size={data.batch_size})"
+            )
+        for index in count():
+            batch, coming = coming, next(batches, None)
+            if batch is None:
+                break
+            if index < first:
+                continue
+            following = (
+                Position(epoch + 1) if coming is None else Position(epoch, index + 1)
+            )
+            micros = []
+            for micro in _plan_batch([(epoch, i) for i in range(len(batch))], share):
+                rows = [
+                    ((e, index * data.batch_size + i), batch[i])
+                    for e, i in micro.samples
+                ]
+                with keeping_rng():
+                    collated = collate(rows)
+                micros.append(MicroBatch(collated, micro.first_row, micro.num_rows))
+            here = Position(epoch, index)
+            yield BatchPart(tuple(micros), len(batch), here, following)
+        first = 0
+
+
+def _stream_batches(data: Data, seed: int, epoch: int) -> Iterator[list[Any]]:
+    """Global batches as lists of samples."""
+    set_epoch = getattr(data.dataset, "set_epoch", None)
+    if set_epoch is not None:
+        set_epoch(epoch)
+    loader: DataLoader[Any] = DataLoader(
+        KeyedStream(data.dataset, seed, epoch),
+        batch_size=None,
+        num_workers=data.num_workers,
+        collate_fn=same,
+        worker_init_fn=data.worker_init,
+        generator=torch.Generator().manual_seed(key_of(seed, "workers", epoch)),
+    )
+    samples = iter(loader)
+    while batch := list(islice(samples, data.batch_size)):
+        if len(batch) == data.batch_size or not data.drop_last:
+            yield batch
+
+
+# --- adopting a loader ---------------------------------------------------------------
+
+
+def _adopt(loader: DataLoader[Any]) -> Data:
+    stream = isinstance(loader.dataset, IterableDataset)
+    if loader.batch_size is None:
+        raise ValueError(
+            "cannot adopt a DataLoader with a batch_sampler of its own or without "
+            "batches: which rows form a global batch is placet's to know; write "
+            "placet.Data(dataset, batch_size=...)"
+        )
+    if not stream and type(loader.batch_sampler) is not BatchSampler:
+        raise ValueError(
+            f"cannot adopt a DataLoader with a {type(loader.batch_sampler).__name__}; "
+            "write placet.Data(dataset, batch_size=...)"
+        )
+    return Data(
+        loader.dataset,
+        loader.batch_size,
+        shuffle=not stream and _shuffles(loader),
+        num_workers=loader.num_workers,
+        collate=None if loader.collate_fn is default_collate else loader.collate_fn,
+        drop_last=loader.drop_last,
+        worker_init=loader.worker_init_fn,
+    )
+
+
+def _shuffles(loader: DataLoader[Any]) -> bool:
+    sampler = loader.sampler
+    if type(sampler) is SequentialSampler:
+        return False
+    if (
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    ):
+        return True
+    raise ValueError(
+        f"cannot adopt a DataLoader with a {type(sampler).__name__}: placet shuffles "
+        "or not, and shares rows among ranks by itself; write placet.Data(dataset, "
+        "batch_size=...), with torch.utils.data.Subset for a part of the samples"
+    )
