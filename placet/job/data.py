@@ -430,7 +430,11 @@ def _stream_batches(data: Data, seed: int, epoch: int) -> Iterator[list[Any]]:
         generator=torch.Generator().manual_seed(key_of(seed, "workers", epoch)),
     )
     samples = iter(loader)
-    while batch := list(islice(samples, data.batch_size)):
+    while True:
+        with keeping_rng():
+            batch = list(islice(samples, data.batch_size))
+        if not batch:
+            return
         if len(batch) == data.batch_size or not data.drop_last:
             yield batch
 

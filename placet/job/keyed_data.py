@@ -80,16 +80,14 @@ class KeyedStream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker = 0 if info is None else info.id
-        with keeping_rng():
-            seed_all(key_of(self._seed, "stream", self._epoch, worker))
-            samples = iter(self._dataset)
+        seed_all(key_of(self._seed, "stream", self._epoch, worker))
+        samples = iter(self._dataset)
         for i in count():
-            with keeping_rng():
-                seed_all(key_of(self._seed, "stream", self._epoch, worker, i))
-                try:
-                    sample = next(samples)
-                except StopIteration:
-                    return
+            seed_all(key_of(self._seed, "stream", self._epoch, worker, i))
+            try:
+                sample = next(samples)
+            except StopIteration:
+                return
             yield sample
 
 
