@@ -4,8 +4,12 @@ A move is one collective over flat, contiguous buffers. It says everything that 
 its bytes (group, counts, dtype, algorithm), so what a rank sends and receives is known
 before anything runs:
 
-    ring       each rank passes chunks to its successor in the group
+    ring       each rank passes chunks to its predecessor in the group
+    tree       a rank that holds the elements passes them on, twice as many each round
     direct     each pair of ranks exchanges what it needs, once
+
+Ring and tree are those of gloo, byte for byte (headers apart). NCCL chooses its own and
+does not say which; there the figures are those of the same algorithms.
 
 Sums of `sent_bytes` and of `received_bytes` over a group are equal. Index i of `group`,
 `counts` and `chunks` is the i-th member, not the rank number.
@@ -33,24 +37,29 @@ class AllReduce:
     dtype: torch.dtype
     reduction: MoveReduction = "sum"
 
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Elements in each of the ring's chunks; member i starts with chunk i."""
+        return _ring_chunks(self.num_elements, self.dtype.itemsize, len(self.group))
+
     def sent_bytes(self, rank: int) -> int:
         """Bytes this rank sends."""
-        return self._ring_bytes(rank, first_skipped=1)
+        return self._ring_bytes(rank, skipped=2)
 
     def received_bytes(self, rank: int) -> int:
         """Bytes this rank receives."""
-        return self._ring_bytes(rank, first_skipped=0)
+        return self._ring_bytes(rank, skipped=0)
 
-    def _ring_bytes(self, rank: int, first_skipped: int) -> int:
-        # Each half of the ring moves all chunks but one past a rank: its own in the
-        # reducing half, its successor's in the gathering half (one further for sends).
+    def _ring_bytes(self, rank: int, skipped: int) -> int:
+        # Each half of the ring moves all chunks but one past a rank. Member i is not
+        # given chunk i while reducing, nor chunk i - 1 (which it completed) while
+        # gathering; what it does not send is what its predecessor is not given.
         size, me = len(self.group), self.group.index(rank)
         if size == 1:
             return 0
-        chunks = even_counts(self.num_elements, size)
-        skipped = chunks[(me + first_skipped) % size]
-        skipped += chunks[(me + first_skipped + 1) % size]
-        return (2 * self.num_elements - skipped) * self.dtype.itemsize
+        chunks = self.chunks
+        left_out = chunks[me - 1] + chunks[(me - skipped) % size]
+        return (2 * self.num_elements - left_out) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,8 @@ class AllGather:
 class ReduceScatter:
     """Each member gives sum(counts) elements; member i gets its counts[i], reduced.
 
+    Direct (gloo's own would all-reduce the payload, at twice the bytes).
+
     Payload (sum(counts),), ordered by receiver -> result (counts[i],).
     """
 
@@ -91,11 +102,6 @@ class ReduceScatter:
     counts: tuple[int, ...]
     dtype: torch.dtype
     reduction: MoveReduction = "sum"
-
-    @property
-    def algorithm(self) -> Literal["ring", "direct"]:
-        """Ring where all counts are equal, direct elsewhere."""
-        return "ring" if len(set(self.counts)) == 1 else "direct"
 
     def sent_bytes(self, rank: int) -> int:
         """Bytes this rank sends."""
@@ -143,7 +149,7 @@ class AllToAll:
 
 @dataclass(frozen=True)
 class BroadcastFrom:
-    """Each member gets the n elements of `root`; the root sends to each, direct.
+    """Each member gets the n elements of `root`, by a binomial tree.
 
     Payload (n,), read at the root only -> result (n,).
     """
@@ -153,10 +159,21 @@ class BroadcastFrom:
     num_elements: int
     dtype: torch.dtype
 
+    def targets(self, rank: int) -> tuple[int, ...]:
+        """The ranks that this rank passes the elements on to, in order.
+
+        In round i every member at distance d < 2**i from the root, which is d steps
+        along the group, serves the one at distance d + 2**i.
+        """
+        size, root = len(self.group), self.group.index(self.root)
+        distance = (self.group.index(rank) - root) % size
+        steps = (1 << i for i in range(distance.bit_length(), size.bit_length()))
+        reached = (distance + step for step in steps if distance + step < size)
+        return tuple(self.group[(root + far) % size] for far in reached)
+
     def sent_bytes(self, rank: int) -> int:
         """Bytes this rank sends."""
-        others = len(self.group) - 1 if rank == self.root else 0
-        return others * self.num_elements * self.dtype.itemsize
+        return len(self.targets(rank)) * self.num_elements * self.dtype.itemsize
 
     def received_bytes(self, rank: int) -> int:
         """Bytes this rank receives."""
@@ -170,6 +187,22 @@ def even_counts(num_elements: int, num_parts: int) -> tuple[int, ...]:
     """Sizes of the parts that torch.chunk's rule cuts, empty ones included."""
     step = -(-num_elements // num_parts)
     starts = (min(i * step, num_elements) for i in range(num_parts))
+    return tuple(min(step, num_elements - start) for start in starts)
+
+
+_RING_SEGMENT_BYTES = 1 << 20
+
+
+def _ring_chunks(num_elements: int, itemsize: int, size: int) -> tuple[int, ...]:
+    # gloo's rule (gloo/allreduce.cc, ring): equal segments of at most about 1 MiB, the
+    # same number in each chunk and at least two; only the last ones are short.
+    num_bytes = num_elements * itemsize
+    limit = max(1, _RING_SEGMENT_BYTES // itemsize) * itemsize
+    num_segments = max(-(-num_bytes // limit), 2 * size)
+    per_chunk = -(-num_segments // size)
+    segment_bytes = -(-num_bytes // (per_chunk * size))
+    step = -(-segment_bytes // itemsize) * per_chunk
+    starts = (min(i * step, num_elements) for i in range(size))
     return tuple(min(step, num_elements - start) for start in starts)
 
 

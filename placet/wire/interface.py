@@ -89,5 +89,9 @@ class Wire(ABC):
         """Give each rank a few bytes of every rank (control account; blocks)."""
 
     @abstractmethod
+    def control_bytes(self) -> int:
+        """Bytes this rank gave and took in `exchange` so far (control account)."""
+
+    @abstractmethod
     def close(self) -> None:
         """Finish what is in flight and let go of all resources."""
