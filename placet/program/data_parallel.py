@@ -1,0 +1,330 @@
+"""A plain module as a data-parallel program: which boxings each ZeRO level needs.
+
+With the batch S(0) over the data axis, every gradient comes out P(sum):
+
+    level 0   grad P(sum) -> B                        update on whole parameters
+    level 1   grad P(sum) -> S(0), once a step        update on parts, part S(0) -> B
+    level 2   the same, after every micro-batch       gradients are kept as parts only
+    level 3   the same; parameters are stored S(0)    and boxed to B around each block
+
+Sources: ZeRO (arXiv:1910.02054), sec. 5; OneFlow (arXiv:2110.15032), which writes it as
+a placement of the parameters. Differs in that parts are slices of dim 0, and in the
+`totals` (loss, count of targets, used parameters), which travel with a gradient bucket.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+
+from placet.placement.layout import Layout, Shape, replicated
+from placet.placement.mesh import Mesh
+from placet.placement.placement import B, P, Placement, S
+from placet.program.blocks import Block
+from placet.program.node import Boxing, Compute, Load, Node, TensorSpec, Update
+from placet.program.program import Program
+from placet.program.verify import verify
+
+ZeroLevel: TypeAlias = Literal[0, 1, 2, 3]
+TOTALS = "totals"
+NUM_SUMS = 3
+"""The totals open with the loss sum, the count of targets and the stop requests."""
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """A parameter of the model, as far as its placement is concerned."""
+
+    name: str
+    shape: Shape
+    dtype: torch.dtype
+    trainable: bool = True
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """What decides a data-parallel program.
+
+    Args:
+        level: the ZeRO level.
+        whole_updates: the optimizer needs whole tensors, so updates stay on B.
+        bucket_bytes: gradients travel in buckets of about this size.
+        batch_rows: rows of the global batch.
+        axis: the mesh axis the batch is split over.
+    """
+
+    level: ZeroLevel = 0
+    whole_updates: bool = False
+    bucket_bytes: int = 8 << 20
+    batch_rows: int = 1
+    axis: str = "data"
+
+    @property
+    def splits_updates(self) -> bool:
+        """Whether the optimizer works on parts."""
+        return self.level >= 1 and not self.whole_updates
+
+    @property
+    def splits_parameters(self) -> bool:
+        """Whether parameters are stored as parts."""
+        return self.level == 3 and not self.whole_updates
+
+
+def build_program(
+    name: str,
+    mesh: Mesh,
+    parameters: Sequence[ParameterSpec],
+    blocks: Sequence[Block],
+    *,
+    options: DataParallel,
+) -> Program:
+    """The program of one training step.
+
+    Args:
+        name: of the job.
+        mesh: with the axis that `options` names; the others hold replicas.
+        parameters: all of them, in the model's order.
+        blocks: who owns which, in forward order, the root last.
+        options: level and sizes.
+
+    Raises:
+        ValueError: an unknown axis.
+    """
+    mesh.axis_index(options.axis)
+    builder = _Builder(mesh, {p.name: p for p in parameters}, tuple(blocks), options)
+    builder.declare()
+    builder.forward()
+    builder.backward()
+    builder.update()
+    program = Program(
+        name, mesh, builder.tensors, tuple(builder.nodes), tuple(builder.stored)
+    )
+    return verify(program)
+
+
+class _Builder:
+    """Collects the tensors and nodes of one program."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        parameters: dict[str, ParameterSpec],
+        blocks: tuple[Block, ...],
+        options: DataParallel,
+    ) -> None:
+        self.mesh = mesh
+        self.parameters = parameters
+        self.blocks = blocks
+        self.options = options
+        self.tensors: dict[str, TensorSpec] = {}
+        self.nodes: list[Node] = []
+        self.stored: list[str] = []
+        self.reduced: list[str] = []
+
+    def layout(self, placement: Placement) -> Layout:
+        """`placement` on the data axis, B on the others."""
+        others = replicated(self.mesh)
+        axis = self.mesh.axis_index(self.options.axis)
+        placements = [*others.placements]
+        placements[axis] = placement
+        return Layout(self.mesh, placements)
+
+    def part_placement(self, name: str) -> Placement:
+        """S(0), or B for a tensor without dims, which cannot be split."""
+        return S(0) if self.parameters[name].shape else B
+
+    def add(self, name: str, like: str, placement: Placement) -> str:
+        """Declare a tensor shaped like a parameter."""
+        spec = self.parameters[like]
+        self.tensors[name] = TensorSpec(spec.shape, spec.dtype, self.layout(placement))
+        return name
+
+    def declare(self) -> None:
+        """The parameters as they are stored, the batch and the totals."""
+        for name in self.parameters:
+            splits = self.options.splits_parameters
+            self.add(name, name, self.part_placement(name) if splits else B)
+            self.stored.append(name)
+        rows = (self.options.batch_rows,)
+        self.tensors["batch"] = TensorSpec(rows, torch.int64, self.layout(S(0)))
+        count = NUM_SUMS + len(self.trainable())
+        wide = any(p.dtype == torch.float64 for p in self.parameters.values())
+        dtype = torch.float64 if wide else torch.float32
+        for name, placement in ((TOTALS, P("sum")), (f"{TOTALS}.sum", B)):
+            self.tensors[name] = TensorSpec((count,), dtype, self.layout(placement))
+        self.nodes.append(Load("load", ("batch",)))
+
+    def trainable(self) -> list[str]:
+        """Names of the parameters that get gradients."""
+        return [n for n, p in self.parameters.items() if p.trainable]
+
+    def split_of(self, block: Block) -> list[str]:
+        """A block's parameters that are stored as parts."""
+        if not self.options.splits_parameters:
+            return []
+        return [n for n in block.parameters if self.parameters[n].shape]
+
+    def gather(self, block: Block, phase: str) -> list[str]:
+        """Box a block's stored parts to B; names of what its compute reads."""
+        split = self.split_of(block)
+        whole = [n for n in block.parameters if n not in split]
+        for index, names in enumerate(self.by_dtype(split)):
+            outputs = [self.add(f"{n}.{phase}", n, B) for n in names]
+            name = f"{block_name(block)}.gather.{phase}.{index}"
+            self.box(name, names, outputs, S(0), B, queue="params", priority=1)
+            whole += outputs
+        return whole
+
+    def by_dtype(self, names: Sequence[str]) -> list[list[str]]:
+        """Names grouped by dtype: one payload has one dtype."""
+        groups: dict[torch.dtype, list[str]] = {}
+        for name in names:
+            groups.setdefault(self.parameters[name].dtype, []).append(name)
+        return list(groups.values())
+
+    def box(
+        self,
+        name: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        src: Placement,
+        dst: Placement,
+        *,
+        queue: str,
+        priority: int = 0,
+    ) -> None:
+        """Append a boxing node."""
+        self.nodes.append(
+            Boxing(
+                name,
+                tuple(inputs),
+                tuple(outputs),
+                self.layout(src),
+                self.layout(dst),
+                priority,
+                queue,
+            )
+        )
+
+    def forward(self) -> None:
+        """Every block's forward, with its gathers; the root's parameters come first."""
+        root = self.blocks[-1]
+        root_inputs = self.gather(root, "forward")
+        source = "batch"
+        for block in self.blocks[:-1]:
+            inputs = self.gather(block, "forward")
+            source = self.compute(block, "forward", (source, *inputs))
+        self.compute(root, "forward", (source, *root_inputs), totals=True)
+
+    def compute(
+        self, block: Block, phase: str, inputs: tuple[str, ...], totals: bool = False
+    ) -> str:
+        """Append a forward node; its activations stand for all it computes."""
+        output = f"{block_name(block)}.{phase}"
+        self.tensors[output] = self.tensors["batch"]
+        outputs = (output, TOTALS) if totals else (output,)
+        self.nodes.append(Compute(output, inputs, outputs))
+        return output
+
+    def backward(self) -> None:
+        """Backward nodes from the last block to the first, then their boxings."""
+        root = self.blocks[-1]
+        source = f"{block_name(root)}.forward"
+        order = [*reversed(self.blocks[:-1]), root]
+        buckets: list[list[str]] = []
+        for block in order:
+            kept = block is root  # the root stays whole from forward to backward
+            inputs = () if kept else self.gather(block, "backward")
+            name = f"{block_name(block)}.backward"
+            grads = [
+                self.add(f"{n}.grad", n, P("sum"))
+                for n in reversed(block.parameters)
+                if self.parameters[n].trainable
+            ]
+            self.tensors[name] = self.tensors["batch"]
+            self.nodes.append(
+                Compute(name, (source, *inputs), (name, *grads), tuple(grads))
+            )
+            source = name
+            if self.options.level == 3:
+                self.reduce_block(block)
+            else:
+                buckets.append([n.removesuffix(".grad") for n in grads])
+        if self.options.level < 3:
+            self.reduce_buckets([n for names in buckets for n in names])
+        if TOTALS not in {n for node in self.nodes for n in _boxed(node)}:
+            self.box(TOTALS, [TOTALS], [f"{TOTALS}.sum"], P("sum"), B, queue="grads")
+
+    def reduce_block(self, block: Block) -> None:
+        """Box a block's gradients as soon as its backward has made them."""
+        names = [n for n in reversed(block.parameters) if self.parameters[n].trainable]
+        self.reduce(names, f"{block_name(block)}.grads")
+
+    def reduce_buckets(self, names: Sequence[str]) -> None:
+        """Box gradients in buckets of about `bucket_bytes`, in backward order."""
+        buckets: list[list[str]] = []
+        size = 0
+        for name in names:
+            spec = self.parameters[name]
+            num_bytes = torch.Size(spec.shape).numel() * spec.dtype.itemsize
+            if not buckets or size + num_bytes > self.options.bucket_bytes:
+                buckets.append([])
+                size = 0
+            buckets[-1].append(name)
+            size += num_bytes
+        for index, bucket in enumerate(buckets):
+            last = index == len(buckets) - 1
+            self.reduce(bucket, f"grads.{index}", with_totals=last)
+
+    def reduce(self, names: Sequence[str], title: str, with_totals: bool = False) -> None:
+        """Box some gradients from P(sum) to where the update wants them."""
+        splits = self.options.splits_updates
+        split = [n for n in names if splits and self.parameters[n].shape]
+        whole = [n for n in names if n not in split]
+        groups = [(group, S(0)) for group in self.by_dtype(split)]
+        groups += [(group, B) for group in self.by_dtype(whole)]
+        for index, (group, placement) in enumerate(groups):
+            inputs = [f"{n}.grad" for n in group]
+            outputs = [self.add(f"{n}.grad.sum", n, placement) for n in group]
+            self.reduced += outputs
+            dtype = self.parameters[group[0]].dtype
+            if (
+                with_totals
+                and placement == B
+                and index == len(groups) - 1
+                and dtype == self.tensors[TOTALS].dtype
+            ):
+                inputs, outputs = [*inputs, TOTALS], [*outputs, f"{TOTALS}.sum"]
+            name = title if len(groups) == 1 else f"{title}.{index}"
+            self.box(name, inputs, outputs, P("sum"), placement, queue="grads")
+
+    def update(self) -> None:
+        """The optimizer's node, and the boxings that bring parts back to B."""
+        trainable = self.trainable()
+        back = self.options.splits_updates and not self.options.splits_parameters
+        inputs = [*self.reduced, f"{TOTALS}.sum"]
+        outputs = []
+        for name in trainable:
+            placement = self.part_placement(name) if self.options.splits_updates else B
+            outputs.append(self.add(f"{name}.new", name, placement))
+        self.nodes.append(Update("update", (*trainable, *inputs), tuple(outputs)))
+        if not back:
+            return
+        for block in (self.blocks[-1], *self.blocks[:-1]):
+            split = [n for n in block.parameters if n in trainable]
+            split = [n for n in split if self.parameters[n].shape]
+            for index, names in enumerate(self.by_dtype(split)):
+                news = [f"{n}.new" for n in names]
+                wholes = [self.add(f"{n}.whole", n, B) for n in names]
+                title = f"{block_name(block)}.whole.{index}"
+                self.box(title, news, wholes, S(0), B, queue="params", priority=1)
+
+
+def _boxed(node: Node) -> tuple[str, ...]:
+    return node.inputs if isinstance(node, Boxing) else ()
+
+
+def block_name(block: Block) -> str:
+    """A block's name in node names; the root is called "root"."""
+    return block.name or "root"

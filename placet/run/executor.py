@@ -1,0 +1,290 @@
+"""The executor: fires the nodes of a program on one rank.
+
+There is one executor for every program. A node fires when its inputs are there:
+
+    ready(tensor)   a compute node has made it, perhaps early; a boxing all of whose
+                    inputs are ready is submitted at once, so it overlaps computation
+    submit(node)    a boxing that is fired by hand (a gather before its block)
+    wait(node)      takes a boxing's result; its `put` stores it
+    run(node, fn)   a node that computes: waits for the boxings it reads, then calls fn
+
+What a name stands for is bound beforehand: `bind(boxing, source, sink)`. Boxings of one
+queue are submitted in program order on every rank, because a wire that is not order-free
+matches moves by their order.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
+
+from placet.boxing.ledger import Entry, Ledger
+from placet.boxing.lowered import Lowered
+from placet.boxing.path import BoxingPlan, plan_boxing
+from placet.boxing.steps import Pending, lower_step, start
+from placet.placement.layout import Layout
+from placet.program.node import Boxing
+from placet.program.program import Program
+from placet.run.events import NodeFired, Observer, ignore
+from placet.wire.interface import Future, Wire
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a boxing's tensors are on this rank.
+
+    Args:
+        source: gives its local inputs when it is submitted.
+        sink: takes its local outputs when it is waited for.
+        flat: the inputs are already one flat buffer, in order, and an all-reduce may
+            run in it; then `source` is not asked and `sink` gets no tensors.
+    """
+
+    source: Callable[[], Sequence[Tensor]]
+    sink: Callable[[Sequence[Tensor]], None]
+    flat: Tensor | None = None
+
+
+class Executor:
+    """Fires the nodes of one program on one rank; see the module."""
+
+    def __init__(
+        self,
+        program: Program,
+        wire: Wire,
+        ledger: Ledger,
+        observer: Observer = ignore,
+    ) -> None:
+        self.program = program
+        self.wire = wire
+        self.ledger = ledger
+        self.observer = observer
+        self.step = 0
+        self._boxings = {b.name: _State(b) for b in program.boxings()}
+        self._plans: dict[object, BoxingPlan] = {
+            b.name: program.boxing_plan(b) for b in program.boxings()
+        }
+        self._steps: dict[object, tuple[Lowered, ...]] = {
+            name: self._lower(plan) for name, plan in self._plans.items()
+        }
+        self._queues: dict[str, deque[_State]] = {}
+        self._readers: dict[str, list[_State]] = {}
+        self._makers: dict[str, _State] = {}
+        for state in self._boxings.values():
+            for name in state.node.inputs:
+                self._readers.setdefault(name, []).append(state)
+            for name in state.node.outputs:
+                self._makers[name] = state
+
+    def bind(self, boxing: str, binding: Binding) -> None:
+        """Say what a boxing's tensors are."""
+        self._boxings[boxing].binding = binding
+
+    def begin_step(self, step: int) -> None:
+        """Forget what was ready; boxings still in flight stay so."""
+        self.step = step
+        self.rewind("grads")
+
+    def rewind(self, queue: str) -> None:
+        """Let the boxings of a queue be fired again (once a micro-batch at level 2)."""
+        states = [s for s in self._boxings.values() if s.node.queue == queue]
+        for state in states:
+            state.missing = len(state.node.inputs)
+            state.fired = False
+        self._queues[queue] = deque(states)
+
+    def ready(self, tensor: str) -> None:
+        """A compute node has made a tensor; submit the boxings this completes."""
+        for state in self._readers.get(tensor, ()):
+            state.missing -= 1
+            queue = self._queues[state.node.queue]
+            while queue and queue[0].missing <= 0:
+                self._submit(queue.popleft())
+
+    def submit(self, boxing: str) -> None:
+        """Start a boxing now, unless it is already in flight."""
+        state = self._boxings[boxing]
+        if state.flight is None:
+            self._submit(state)
+
+    def in_flight(self, boxing: str) -> bool:
+        """Whether a boxing was submitted and its result not yet taken."""
+        return self._boxings[boxing].flight is not None
+
+    def wait(self, boxing: str) -> None:
+        """Take a boxing's result, if it is in flight, and hand it to its sink."""
+        state = self._boxings[boxing]
+        if state.flight is None:
+            return
+        flight, state.flight = state.flight, None
+        binding = _bound(state)
+        with self._timed(state.node.name, flight):
+            binding.sink(self._finish(state, flight))
+
+    def wait_queue(self, queue: str) -> None:
+        """Take the results of every boxing of a queue, in program order."""
+        for name, state in self._boxings.items():
+            if state.node.queue == queue:
+                self.wait(name)
+
+    def run(self, node: str, lane: str, call: Callable[[], T]) -> T:
+        """Fire a node that computes, and tell the observer."""
+        began = time.monotonic()
+        result = call()
+        self.observer(NodeFired(self.step, node, lane, began, time.monotonic()))
+        return result
+
+    def box_now(
+        self, name: str, tensor: Tensor, src: Layout, dst: Layout
+    ) -> Tensor:
+        """Box one tensor outside the program (metrics, statistics) and wait for it.
+
+        The tensor's local shape must be its global one: src and dst are B or P.
+        """
+        key = (tensor.shape, tensor.dtype, src, dst)
+        if key not in self._plans:
+            plan = plan_boxing((tuple(tensor.shape),), tensor.dtype, src, dst)
+            self._plans[key] = plan
+            self._steps[key] = self._lower(plan)
+        flight = _Flight(time.monotonic())
+        with self._timed(name, flight):
+            tensors: Sequence[Tensor] = (tensor,)
+            for index, lowered in enumerate(self._steps[key]):
+                flight.pending = self._start(name, index, lowered, tensors, 0)
+                tensors = flight.pending.finish()
+                self._count(flight, lowered, flight.pending.future)
+        return tensors[0]
+
+    def _lower(self, plan: BoxingPlan) -> tuple[Lowered, ...]:
+        return tuple(lower_step(step, self.wire.rank) for step in plan.steps)
+
+    def _submit(self, state: "_State") -> None:
+        node, binding = state.node, _bound(state)
+        flight = _Flight(time.monotonic())
+        steps = self._steps[node.name]
+        if binding.flat is not None:
+            assert len(steps) == 1, f"{node.name} cannot run in place in {len(steps)} steps"
+            move = steps[0].move
+            if move is not None:
+                flight.flat = self.wire.submit(
+                    move,
+                    binding.flat,
+                    key=self._key(node.name, 0),
+                    priority=node.priority,
+                    out=binding.flat,
+                )
+        else:
+            tensors = binding.source()
+            first = self._start(node.name, 0, steps[0], tensors, node.priority)
+            flight.pending = first
+        state.fired = True
+        state.flight = flight
+
+    def _start(
+        self,
+        name: str,
+        index: int,
+        lowered: Lowered,
+        tensors: Sequence[Tensor],
+        priority: int,
+    ) -> Pending:
+        key = self._key(name, index)
+        return start(lowered, tensors, self.wire, key=key, priority=priority)
+
+    def _key(self, name: str, index: int) -> str:
+        return f"{name}.{index}@{self.step}"
+
+    def _finish(self, state: "_State", flight: "_Flight") -> Sequence[Tensor]:
+        """Wait for the first step, then run the others of a longer path."""
+        steps = self._steps[state.node.name]
+        if flight.pending is None:
+            if flight.flat is not None:
+                flight.flat.wait()
+                self._count(flight, steps[0], flight.flat)
+            return ()
+        tensors = flight.pending.finish()
+        self._count(flight, steps[0], flight.pending.future)
+        for index, lowered in enumerate(steps[1:], start=1):
+            pending = self._start(
+                state.node.name, index, lowered, tensors, state.node.priority
+            )
+            tensors = pending.finish()
+            self._count(flight, lowered, pending.future)
+        return tensors
+
+    def _count(self, flight: "_Flight", lowered: Lowered, future: Future | None) -> None:
+        if lowered.move is None or future is None:
+            return
+        traffic = future.traffic()
+        rank = self.wire.rank
+        flight.predicted_sent_bytes += lowered.move.sent_bytes(rank)
+        flight.predicted_received_bytes += lowered.move.received_bytes(rank)
+        flight.sent_bytes += traffic.sent_bytes
+        flight.received_bytes += traffic.received_bytes
+
+    @contextmanager
+    def _timed(self, name: str, flight: "_Flight") -> Iterator[None]:
+        """Account for a boxing: a ledger entry and a word to the observer."""
+        began = time.monotonic()
+        yield
+        ended = time.monotonic()
+        self.ledger.record(
+            Entry(
+                name,
+                self.step,
+                flight.predicted_sent_bytes,
+                flight.predicted_received_bytes,
+                flight.sent_bytes,
+                flight.received_bytes,
+                flight.start_seconds,
+                ended,
+            )
+        )
+        self.observer(
+            NodeFired(
+                self.step,
+                name,
+                Boxing.lane,
+                flight.start_seconds,
+                ended,
+                ended - began,
+                flight.sent_bytes,
+                flight.received_bytes,
+            )
+        )
+
+
+@dataclass
+class _Flight:
+    """A boxing on its way."""
+
+    start_seconds: float
+    pending: Pending | None = None
+    flat: Future | None = None
+    predicted_sent_bytes: int = 0
+    predicted_received_bytes: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass
+class _State:
+    """One boxing node as it runs."""
+
+    node: Boxing
+    binding: Binding | None = None
+    missing: int = 0
+    fired: bool = False
+    flight: _Flight | None = None
+
+
+def _bound(state: _State) -> Binding:
+    if state.binding is None:
+        raise ValueError(f"boxing {state.node.name!r} is not bound to tensors")
+    return state.binding

@@ -1,0 +1,225 @@
+"""Gradients on their way from backward to the optimizer.
+
+Autograd makes a gradient; a hook on the parameter puts it where its boxing expects it
+and tells the executor, which submits the boxing as soon as its bucket is complete:
+
+    boxed to B     the bucket is one flat buffer, reduced in place; `grad` is a view of it
+    boxed to S(0)  the bucket packs the gradients and keeps only this rank's parts
+
+With the last bucket travel the totals: the sum of the losses, the count of targets, the
+stop requests and, for each parameter, how many ranks used it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from placet.placement.placement import Broadcast
+from placet.program.data_parallel import NUM_SUMS, TOTALS
+from placet.program.node import Boxing
+from placet.program.program import Program
+from placet.run.executor import Binding, Executor
+
+_GRAD = ".grad"
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over all ranks of one step."""
+
+    loss_sum: float
+    num_targets: float
+    num_stop_requests: float
+    unused: frozenset[str]
+
+
+@dataclass
+class Gradients:
+    """The gradients of one program on this rank.
+
+    Args:
+        executor: fires the boxings.
+        parameters: the model's own parameters, by name.
+        targets: what the optimizer updates, by name: the same, or parts of them.
+        slots: where a gradient lies in its flat bucket, for those boxed to B.
+        keeps_parts: gradients are boxed after every micro-batch and parts are summed.
+    """
+
+    executor: Executor
+    parameters: Mapping[str, nn.Parameter]
+    targets: Mapping[str, nn.Parameter]
+    keeps_parts: bool
+    slots: dict[str, Tensor] = field(default_factory=dict)
+    totals: Tensor = field(default_factory=lambda: torch.zeros(0))
+    used: set[str] = field(default_factory=set)
+    awaited: set[str] = field(default_factory=set)
+    sums: list[float] = field(default_factory=lambda: [0.0] * NUM_SUMS)
+    fires: bool = False
+    discards: bool = False
+    is_last: bool = False
+
+    def begin_step(self) -> None:
+        """Forget the last step's gradients."""
+        self.sums = [0.0] * NUM_SUMS
+        self.used.clear()
+        for name, parameter in self.parameters.items():
+            parameter.grad = None
+            self.targets[name].grad = None
+
+    def add_loss(self, loss_sum: float, num_targets: float) -> None:
+        """Count one micro-batch's loss in."""
+        self.sums[0] += loss_sum
+        self.sums[1] += num_targets
+
+    def begin_backward(self, *, is_last: bool) -> None:
+        """A backward is about to run; `is_last` of the step's micro-batches or not."""
+        self.is_last = is_last
+        self.fires = is_last or self.keeps_parts
+        if self.fires:
+            if self.keeps_parts:
+                self.executor.wait_queue("grads")
+                self.executor.rewind("grads")
+            self.awaited = set(self.parameters)
+
+    def end_backward(self) -> None:
+        """Give up waiting for gradients that this rank's backward did not make."""
+        if self.fires:
+            for name in [n for n in self.parameters if n in self.awaited]:
+                self._arrive(name)
+
+    @contextmanager
+    def discarding(self) -> Iterator[None]:
+        """A backward that counts for nothing (no targets): keep what there was."""
+        kept = {name: p.grad for name, p in self.parameters.items()}
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        self.discards = True
+        yield
+        self.discards = False
+        for name, parameter in self.parameters.items():
+            parameter.grad = kept[name]
+
+    def made(self, name: str, parameter: nn.Parameter) -> None:
+        """Autograd has added to a parameter's gradient (its hook)."""
+        if self.discards:
+            parameter.grad = None
+        else:
+            self.used.add(name)
+            slot = self.slots.get(name)
+            if slot is not None and parameter.grad is not slot:
+                grad = parameter.grad
+                assert grad is not None
+                slot.copy_(grad.to_dense() if grad.is_sparse else grad)
+                parameter.grad = slot
+        if self.fires and not self.discards:
+            self._arrive(name)
+
+    def _arrive(self, name: str) -> None:
+        if name not in self.awaited:
+            return
+        self.awaited.remove(name)
+        slot = self.slots.get(name)
+        if slot is not None and name not in self.used:
+            slot.zero_()
+        last = self.is_last and not self.awaited
+        if last:
+            flags = [float(n in self.used) for n in self.parameters]
+            self.totals.copy_(torch.tensor([*self.sums, *flags], dtype=torch.float64))
+        self.executor.ready(name + _GRAD)
+        if last:
+            self.executor.ready(TOTALS)
+
+    def take(self) -> Totals:
+        """Wait for every boxing; afterwards targets hold the reduced gradients."""
+        self.executor.wait_queue("grads")
+        values = self.totals.tolist()
+        flags = zip(self.parameters, values[NUM_SUMS:], strict=True)
+        unused = frozenset(name for name, count in flags if count == 0)
+        for name in unused:
+            self.targets[name].grad = None
+        return Totals(values[0], values[1], values[2], unused)
+
+
+def collect_gradients(
+    program: Program,
+    executor: Executor,
+    parameters: Mapping[str, nn.Parameter],
+    targets: Mapping[str, nn.Parameter],
+    *,
+    keeps_parts: bool,
+) -> Gradients:
+    """Bind a program's gradient boxings to buffers, and hook the parameters.
+
+    Args:
+        parameters: the trainable ones, in the model's order.
+        targets: what the optimizer updates for each.
+        keeps_parts: ZeRO level 2 and 3.
+    """
+    gradients = Gradients(executor, parameters, targets, keeps_parts)
+    for boxing in program.boxings():
+        if boxing.queue != "grads":
+            continue
+        if all(isinstance(p, Broadcast) for p in boxing.dst.placements):
+            _bind_flat(program, boxing, gradients)
+        else:
+            _bind_parts(boxing, gradients)
+    return gradients
+
+
+def _bind_flat(program: Program, boxing: Boxing, gradients: Gradients) -> None:
+    """One flat buffer for the bucket; every input is a view of it."""
+    specs = [program.tensors[name] for name in boxing.inputs]
+    sizes = [torch.Size(spec.shape).numel() for spec in specs]
+    device = next(iter(gradients.parameters.values())).device
+    flat = torch.zeros(sum(sizes), dtype=specs[0].dtype, device=device)
+    names = []
+    for name, spec, piece in zip(boxing.inputs, specs, flat.split(sizes), strict=True):
+        view = piece.view(spec.shape)
+        if name == TOTALS:
+            gradients.totals = view
+        else:
+            names.append(name.removesuffix(_GRAD))
+            gradients.slots[names[-1]] = view
+
+    def sink(_: Sequence[Tensor]) -> None:
+        for name in names:
+            slot = gradients.slots[name]
+            if gradients.keeps_parts:  # the next micro-batch needs the slot again
+                gradients.parameters[name].grad = None
+                _add(gradients.targets[name], slot.clone())
+            else:
+                gradients.targets[name].grad = slot
+
+    gradients.executor.bind(boxing.name, Binding(list, sink, flat))
+
+
+def _bind_parts(boxing: Boxing, gradients: Gradients) -> None:
+    """Pack whole gradients; keep this rank's parts."""
+    names = [name.removesuffix(_GRAD) for name in boxing.inputs]
+
+    def source() -> list[Tensor]:
+        tensors = []
+        for name in names:
+            parameter = gradients.parameters[name]
+            grad = parameter.grad
+            if grad is None:
+                grad = torch.zeros_like(parameter)
+            tensors.append(grad.to_dense() if grad.is_sparse else grad)
+            parameter.grad = None
+        return tensors
+
+    def sink(parts: Sequence[Tensor]) -> None:
+        for name, part in zip(names, parts, strict=True):
+            _add(gradients.targets[name], part)
+
+    gradients.executor.bind(boxing.name, Binding(source, sink))
+
+
+def _add(target: nn.Parameter, grad: Tensor) -> None:
+    if target.grad is None:
+        target.grad = grad
+    else:
+        target.grad += grad
