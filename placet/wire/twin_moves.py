@@ -81,7 +81,7 @@ def _all_reduce(
 ) -> list[Tensor]:
     size = len(payloads)
     reduce = REDUCE[move.reduction]
-    parts = [list(torch.split(p.clone(), move.chunks)) for p in payloads]
+    parts = [list(torch.split(p.clone(), list(move.chunks))) for p in payloads]
     for step in range(size - 1):
         for src in range(size):
             dst, chunk = (src - 1) % size, (src + step) % size
@@ -106,7 +106,7 @@ def _reduce_scatter(
     move: ReduceScatter, payloads: Sequence[Tensor], links: _Links
 ) -> list[Tensor]:
     reduce = REDUCE[move.reduction]
-    parts = [torch.split(p, move.counts) for p in payloads]
+    parts = [torch.split(p, list(move.counts)) for p in payloads]
     results = []
     for dst in range(len(payloads)):
         total = links.send(0, dst, parts[0][dst])
@@ -120,7 +120,9 @@ def _all_to_all(
     move: AllToAll, payloads: Sequence[Tensor], links: _Links
 ) -> list[Tensor]:
     members = range(len(payloads))
-    parts = [torch.split(p, row) for p, row in zip(payloads, move.counts, strict=True)]
+    parts = [
+        torch.split(p, list(row)) for p, row in zip(payloads, move.counts, strict=True)
+    ]
     return [
         torch.cat([links.send(src, dst, parts[src][dst]) for src in members])
         for dst in members
