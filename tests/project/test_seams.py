@@ -9,11 +9,18 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 PRIVATE_TORCH = ("placet/torch_private/",)
-ENVIRONMENT = ("placet/settings.py",)
+ENVIRONMENT = {  # who may touch the environment, and why
+    "placet/settings.py": "reads it for all others",
+    "placet/job/launch.py": "hands each worker its variables",
+    "placet/job/worker.py": "hands each worker its variables",
+    "placet/job/forkserver.py": "hands each worker its variables",
+}
 DISTRIBUTED = {  # who may import torch.distributed, and why
     "placet/torch_private/": "every private name",
     "placet/wire/": "carries the bytes of moves",
     "placet/job/launch.py": "torch elastic's launcher",
+    "placet/job/elastic.py": "torch elastic's launcher",
+    "placet/job/forkserver_preload.py": "loads torch once for all workers",
     "placet/job/checkpoint": "torch.distributed.checkpoint",
 }
 
@@ -79,7 +86,9 @@ def violations(path: str, source: str) -> list[str]:
             and not path.startswith(tuple(DISTRIBUTED))
         ):
             wrong.add(f"{path}:{line}: {name}: only {', '.join(DISTRIBUTED)} use it")
-    if path.startswith(("placet/", "recipes/")) and not path.startswith(ENVIRONMENT):
+    if path.startswith(("placet/", "recipes/")) and not path.startswith(
+        tuple(ENVIRONMENT)
+    ):
         for node in ast.walk(tree):
             name = dotted(node) if isinstance(node, ast.Attribute) else ""
             if isinstance(node, ast.ImportFrom) and node.module == "os":
