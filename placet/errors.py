@@ -5,6 +5,7 @@
     │   ├── WireTimeout      a deadline passed; names who waits for whom
     │   ├── MoveMismatch     ranks disagree on what moves under one key
     │   └── PeerLost         another rank is gone
+    ├── RankFailed           a rank raised or was killed; the first one's traceback
     ├── RanksDiffer          ranks were started with different code or parameters
     ├── NonFiniteLoss        the loss became NaN or infinite
     ├── CheckpointError      a checkpoint is truncated, foreign, or for another model
@@ -38,6 +39,10 @@ class MoveMismatch(WireError):
 
 class PeerLost(WireError):
     """Another rank of the job is gone."""
+
+
+class RankFailed(PlacetError):
+    """A rank of the job raised or was killed; holds the first one's traceback."""
 
 
 class RanksDiffer(PlacetError):

@@ -1,0 +1,113 @@
+"""What runs in a worker that `placet.job.launch` started: the target, and its failure.
+
+A failing rank writes down when and why it failed and then lingers for a moment with
+its connections open: so its peers do not fail in turn before the launcher ends them,
+and a peer that was killed outright is seen to have ended first.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from placet.job.interrupt import install
+from placet.job.process import die_with_parent, log_output_to
+
+LINGER_SECONDS = 0.5
+_OWN_FRAMES = ("worker.py", "train.py")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the launcher tells each of its workers.
+
+    Attributes:
+        failures: Folder where a failing rank writes its account.
+        logs: Folder for the output of ranks other than 0; None keeps all on screen.
+        threads: Torch's threads in each worker.
+        environment: Variables to set before the target runs.
+    """
+
+    failures: str
+    logs: str | None
+    threads: int
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank's account of how it ended."""
+
+    rank: int
+    time_unix: float
+    summary: str
+    traceback: str
+
+
+def run_rank(target: Callable[..., Any], args: tuple[Any, ...], place: Place) -> Any:
+    """Runs `target(*args)` as one rank; a failure is written down and ends the process.
+
+    Elastic's launcher has set RANK, WORLD_SIZE and so on already.
+    """
+    die_with_parent()
+    os.setsid()  # Ctrl-C in the terminal goes to the launcher alone, which passes it on
+    install(announce=False)
+    os.environ.update(place.environment)
+    os.environ["OMP_NUM_THREADS"] = str(place.threads)
+    torch.set_num_threads(place.threads)
+    rank = int(os.environ["RANK"])
+    if rank > 0 and place.logs is not None:
+        log_output_to(str(Path(place.logs) / f"rank{rank}.log"))
+    try:
+        return target(*args)
+    except Exception as error:
+        write_failure(place.failures, rank, error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(LINGER_SECONDS)
+    os._exit(1)  # no clean-up that could wait for peers which wait for this rank
+
+
+def write_failure(folder: str, rank: int, error: Exception) -> None:
+    """Writes a rank's account of `error`, complete or not at all."""
+    failure = Failure(
+        rank=rank,
+        time_unix=time.time(),
+        summary=f"{type(error).__name__}: {error}",
+        traceback="".join(
+            traceback.format_exception(
+                type(error), error, without_own_frames(error.__traceback__)
+            )
+        ),
+    )
+    path = Path(folder) / f"failure-{rank}.json"
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(asdict(failure)))
+    partial.replace(path)
+
+
+def read_failures(folder: str) -> list[Failure]:
+    """The accounts in a folder, the earliest first."""
+    found = [
+        Failure(**json.loads(path.read_text()))
+        for path in Path(folder).glob("failure-*.json")
+    ]
+    return sorted(found, key=lambda failure: failure.time_unix)
+
+
+def without_own_frames(trace: Any) -> Any:
+    """A traceback from the first frame that is the recipe's or the job's own."""
+    first = trace
+    while first is not None:
+        path = Path(first.tb_frame.f_code.co_filename)
+        if path.parent != Path(__file__).parent or path.name not in _OWN_FRAMES:
+            return first
+        first = first.tb_next
+    return trace
