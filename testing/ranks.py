@@ -11,17 +11,23 @@ Both return the results by rank, or raise what the rank that failed first raised
 its traceback as a note. Process tests carry the marker `procs`.
 """
 
+import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from datetime import timedelta
 from threading import Thread
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
+from placet.torch_private.c10d import TCPStore
+from placet.wire.c10d import C10dWire
 from placet.wire.twin import Twin
 from testing.failures import Failure, RankDied, describe_error, raise_first
+from testing.processes import collect, start_rank
 
 T = TypeVar("T")
 
@@ -79,6 +85,80 @@ def run_threads(
     ]
     raise_first(failures + hung, num_ranks)
     return [results[rank] for rank in range(num_ranks)]
+
+
+def run_ranks(
+    num_ranks: int,
+    fn: Callable[..., T],
+    *args: Any,
+    timeout: float = 60.0,
+    wire_timeout: float | None = None,
+    check_order: bool = False,
+    expect_death: Collection[int] = (),
+) -> list[T | None]:
+    """Run `fn(wire, *args)` as every rank, each a process, on gloo.
+
+    Default dtype and grad mode are those of the caller; torch has one thread a rank.
+
+    Args:
+        num_ranks: how many ranks.
+        fn: a function at a module's top level; its result is pickled.
+        args: pickled for each rank.
+        timeout: seconds until ranks that still run are killed.
+        wire_timeout: the wire's own deadline in seconds; 80% of `timeout` if left out.
+        check_order: see `C10dWire`.
+        expect_death: ranks that shall end without a result, which then is None.
+
+    Raises:
+        RankDied: a rank was killed, did not end in time, or lives against expectation.
+        TypeError: `fn` or its arguments cannot be pickled.
+    """
+    # The store lives here: it outlasts every rank, and no port is chosen by hand.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    deadline = wire_timeout or 0.8 * timeout
+    running = []
+    try:
+        for rank in range(num_ranks):
+            place = (rank, num_ranks, store.port, deadline, check_order)
+            running.append(start_rank(rank, _as_rank, place, fn, args))
+    except BaseException:
+        collect(running, 0.0)
+        raise
+    outcomes = collect(running, timeout)
+    failures = []
+    for rank, outcome in outcomes.items():
+        died = outcome.failure is not None and isinstance(
+            outcome.failure.error, RankDied
+        )
+        if outcome.failure is not None and not (died and rank in expect_death):
+            failures.append(outcome.failure)
+        elif rank in expect_death and not died:
+            alive = running[rank].failed("ended normally, but was expected to die")
+            assert alive.failure is not None
+            failures.append(alive.failure)
+    raise_first(failures, num_ranks)
+    return [outcomes[rank].result for rank in range(num_ranks)]
+
+
+def _as_rank(
+    place: tuple[int, int, int, float, bool], fn: Callable[..., T], args: Any
+) -> T:
+    rank, num_ranks, port, wire_timeout, check_order = place
+    limit = timedelta(seconds=wire_timeout)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=num_ranks, timeout=limit
+    )
+    # No rank may die while another still connects to it: gloo would fail to start.
+    if store.add("connected", 1) == num_ranks:
+        store.set("all connected", "")
+    store.wait(["all connected"])
+    wire = C10dWire(timeout_seconds=wire_timeout, check_order=check_order)
+    try:
+        return fn(wire, *args)
+    finally:
+        dist.destroy_process_group()
 
 
 def _stack(thread: Thread) -> str:

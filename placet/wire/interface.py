@@ -5,6 +5,7 @@ twin (all ranks in one process), c10d (any torch process group) and, next, the e
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -82,6 +83,14 @@ class Wire(ABC):
 
         Raises:
             ValueError: the payload does not fit the move.
+        """
+
+    @abstractmethod
+    def prepare(self, groups: Iterable[tuple[int, ...]]) -> None:
+        """Ready the groups of later moves; every rank passes the same ones.
+
+        Without it the first move of a group may block in `submit` until all its
+        members have come.
         """
 
     @abstractmethod

@@ -12,6 +12,7 @@ its group. The member that joins last does the work, in its own thread.
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import Condition
 
@@ -215,6 +216,9 @@ class _TwinWire(Wire):
         check_submission(move, payload, out, key=key, rank=self.rank)
         joined = self._twin.join(self.rank, key, move.group, move, payload, out)
         return _TwinFuture(self._twin, self.rank, joined)
+
+    def prepare(self, groups: Iterable[tuple[int, ...]]) -> None:
+        pass
 
     def exchange(self, value: bytes, *, key: str) -> list[bytes]:
         everyone = tuple(range(self.num_ranks))
