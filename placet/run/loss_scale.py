@@ -1,0 +1,91 @@
+"""Dynamic loss scaling for fp16: keep small gradients above the smallest half.
+
+    g = grad(loss * value) / value
+    value' = value * backoff      after a step with an infinity (which is skipped)
+           = value * growth       after `interval` good steps in a row
+           = value                else
+
+The state is a value, and a step of it a pure function: `state.update(found_inf)`. Every
+rank must give the same `found_inf` (any rank's), so that all keep the same state.
+
+Source: Micikevicius et al. (arXiv:1710.03740), section 3.2; constants of
+torch.amp.GradScaler.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The scale of the loss now, and how it moves.
+
+    Args:
+        value: what the loss is multiplied by.
+        growth: factor after `interval` good steps.
+        backoff: factor after a step that overflowed.
+        interval: good steps in a row until the scale grows.
+        good_steps: good steps since the scale last changed.
+        min_value, max_value: the scale stays within these.
+
+    Raises:
+        ValueError: factors on the wrong side of 1, or a value out of range.
+    """
+
+    value: float = 2.0**16
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+    good_steps: int = 0
+    min_value: float = 2.0**-10
+    max_value: float = 2.0**24
+
+    def __post_init__(self) -> None:
+        if not (self.growth > 1.0 > self.backoff > 0.0 and self.interval >= 1):
+            raise ValueError(
+                f"{self}: needs growth > 1, 0 < backoff < 1 and interval >= 1"
+            )
+        if not self.min_value <= self.value <= self.max_value:
+            raise ValueError(f"{self}: needs min_value <= value <= max_value")
+
+    def update(self, found_inf: bool) -> "LossScale":
+        """The scale after a step.
+
+        Args:
+            found_inf: some gradient on some rank was not finite.
+        """
+        if found_inf:
+            value = max(self.value * self.backoff, self.min_value)
+            return replace(self, value=value, good_steps=0)
+        if self.good_steps + 1 < self.interval:
+            return replace(self, good_steps=self.good_steps + 1)
+        value = min(self.value * self.growth, self.max_value)
+        return replace(self, value=value, good_steps=0)
+
+    def state_dict(self) -> dict[str, float | int]:
+        """The state as plain numbers, for a checkpoint."""
+        return asdict(self)
+
+
+def loss_scale_from(state: Mapping[str, Any]) -> LossScale:
+    """The loss scale that `state_dict` saved.
+
+    Raises:
+        ValueError: keys missing or unknown.
+    """
+    known = {f.name for f in fields(LossScale)}
+    if set(state) != known:
+        raise ValueError(
+            f"a loss scale's state has the keys {sorted(known)}, got {sorted(state)}"
+        )
+    return LossScale(**state)
+
+
+def has_infinite(grads: Iterable[Tensor | None]) -> bool:
+    """Whether any gradient holds an infinity or NaN (to be asked of all ranks)."""
+    flags = [~torch.isfinite(g).all() for g in grads if g is not None]
+    return bool(torch.stack([f.cpu() for f in flags]).any()) if flags else False
