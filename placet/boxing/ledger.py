@@ -30,28 +30,48 @@ class Entry:
     start_seconds: float
     end_seconds: float
 
+    @property
+    def is_as_predicted(self) -> bool:
+        """Whether the wire counted just what the move's formulas say."""
+        return (self.sent_bytes, self.received_bytes) == (
+            self.predicted_sent_bytes,
+            self.predicted_received_bytes,
+        )
+
 
 @dataclass
 class Ledger:
-    """What this rank sent and received, by account."""
+    """What this rank sent and received, by account.
+
+    Entries are kept until their step ends and then added up, so that a long job's
+    ledger stays small; an entry whose bytes were not as predicted is kept for ever.
+    """
 
     entries: list[Entry] = field(default_factory=list)
+    mismatched: list[Entry] = field(default_factory=list)
+    sent_bytes: int = 0
+    received_bytes: int = 0
     control_bytes: Counter[str] = field(default_factory=Counter)
     foreign_bytes: Counter[str] = field(default_factory=Counter)
 
     def record(self, entry: Entry) -> None:
-        """Write one move down."""
+        """Write one boxing down."""
         self.entries.append(entry)
+        self.sent_bytes += entry.sent_bytes
+        self.received_bytes += entry.received_bytes
+        if not entry.is_as_predicted:
+            self.mismatched.append(entry)
 
-    def mismatches(self) -> list[Entry]:
-        """Entries whose recorded bytes are not the predicted ones (should be none)."""
-        return [
-            e
-            for e in self.entries
-            if (e.sent_bytes, e.received_bytes)
-            != (e.predicted_sent_bytes, e.predicted_received_bytes)
-        ]
+    def end_step(self) -> tuple[int, int]:
+        """Bytes sent and received by boxings since the last step's end."""
+        ended, self.entries = self.entries, []
+        sent = sum(e.sent_bytes for e in ended)
+        return sent, sum(e.received_bytes for e in ended)
 
-    def boxing_bytes(self) -> int:
-        """Bytes sent and received by all boxings so far."""
-        return sum(e.sent_bytes + e.received_bytes for e in self.entries)
+    def accounts(self) -> dict[str, int]:
+        """Bytes sent and received in all, by account."""
+        return {
+            "boxings": self.sent_bytes + self.received_bytes,
+            "control": self.control_bytes.total(),
+            "foreign": self.foreign_bytes.total(),
+        }

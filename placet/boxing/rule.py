@@ -14,7 +14,8 @@ from placet.placement.placement import Placement
 class Change:
     """A change of placement along some axes of one mesh, the others staying alike.
 
-    With several axes they act as one flattened axis, the first named slowest.
+    With several axes they act as one flattened axis, the first named slowest. A change
+    between two meshes names no axes.
     """
 
     shapes: tuple[Shape, ...]
@@ -22,6 +23,22 @@ class Change:
     src: Layout
     dst: Layout
     axes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        if not self.axes:
+            return f"{_listed(self.src)} -> {_listed(self.dst)}"
+        src = ", ".join(repr(self.src.placement(axis)) for axis in self.axes)
+        dst = ", ".join(repr(self.dst.placement(axis)) for axis in self.axes)
+        if len(self.axes) > 1:
+            src, dst = f"({src})", f"({dst})"
+        return f"{src} -> {dst} @{','.join(self.axes)}"
+
+
+def _listed(layout: Layout) -> str:
+    placements = ", ".join(map(repr, layout.placements))
+    if len(layout.placements) > 1:
+        placements = f"({placements})"
+    return f"{placements} @{layout.mesh!r}"
 
 
 @dataclass(frozen=True)
@@ -31,11 +48,14 @@ class Rule:
     Args:
         name: as in "split-to-broadcast".
         applies: whether the rule covers (src, dst) along an axis.
-        received_bytes: (global bytes, num ranks) -> bytes per rank, even parts.
+        received_bytes: bytes that all ranks of the mesh receive together.
         lower: (change, rank) -> what that rank does.
     """
 
     name: str
     applies: Callable[[Placement, Placement], bool]
-    received_bytes: Callable[[int, int], float]
+    received_bytes: Callable[[Change], int]
     lower: Callable[[Change, int], Lowered]
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"

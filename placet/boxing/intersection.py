@@ -1,0 +1,302 @@
+"""Box intersection: any change, peer to peer; each rank gets what it needs and lacks.
+
+    terms(e)     what must be combined to make element e: one value if no axis is
+                 partial, one per coordinate of the partial axes otherwise (and one per
+                 overlapping part of a halo's adjoint)               -> terms_of
+    wanters(e)   groups of ranks that must hold e after: single ranks, or the ranks
+                 along the destination's partial axes, which may share the terms out
+                                                                     -> wanters_of
+    received     for each wanter the terms that none of its ranks holds
+
+One all-to-all with mostly zero counts carries it. The two layouts may be on different
+meshes; ranks of either take part. Where a part is held by several ranks, the one that
+sent least so far sends, so replicas share the load.
+
+Source: Alpa (arXiv:2201.12023), 5.1, cross-mesh resharding; differs in terms (partial
+values), halos and in the balance between replicas.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from placet.boxing.lowered import Lowered, Piece
+from placet.boxing.moves import AllToAll
+from placet.boxing.parts import (
+    dst_box,
+    identity,
+    inside,
+    local_shapes,
+    move_dtype,
+    move_reduction,
+    scale,
+    src_box,
+)
+from placet.boxing.rule import Change, Rule
+from placet.placement.layout import (
+    Box,
+    Layout,
+    Shape,
+    chunk,
+    intersect,
+    num_elements,
+    part_box,
+)
+from placet.placement.placement import Partial, Placement, Split
+
+Key = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A box of one tensor that goes from one rank to another, or stays on one."""
+
+    sender: int
+    receiver: int
+    tensor: int
+    box: Box
+    term: Key
+
+
+def applies(src: Placement, dst: Placement) -> bool:
+    """Always; whether two reductions agree is a matter of the whole layout."""
+    del src, dst
+    return True
+
+
+def received_bytes(change: Change) -> int:
+    """Bytes received by all ranks together."""
+    if _is_plain(change):
+        ranks = change.dst.mesh.ranks
+        elements = sum(_lacked(change, r) for r in ranks)
+    else:
+        copies = all_copies(change)
+        moved = (c for c in copies if c.sender != c.receiver)
+        elements = sum(num_elements(c.box) for c in moved)
+    return elements * change.dtype.itemsize
+
+
+def lower(change: Change, rank: int) -> Lowered:
+    """Send others what they lack, get what this rank lacks, keep the rest."""
+    copies = all_copies(change)
+    mine = [c for c in copies if c.receiver == rank]
+    kept = [c for c in mine if c.sender == rank]
+    members = _component(change, rank)
+    got = [c for c in mine if c.sender != rank]
+    got.sort(key=lambda c: members.index(c.sender))
+    given = [c for c in copies if c.sender == rank != c.receiver]
+    given.sort(key=lambda c: members.index(c.receiver))
+    reduction = change.src.reduction or change.dst.reduction or "sum"
+    accumulate = len({c.term for c in mine}) > 1
+    covered = sum(num_elements(c.box) for c in mine)
+    dst_shapes = local_shapes(change.shapes, change.dst, rank)
+    wanted = _wanted(change, rank) if dst_shapes is not None else 0
+    multiply, divide = scale(change)
+    return Lowered(
+        src_shapes=local_shapes(change.shapes, change.src, rank),
+        dst_shapes=dst_shapes,
+        dtype=change.dtype,
+        pack=tuple(Piece(c.tensor, _inside_src(change, c, rank)) for c in given),
+        move=_move(change, members) if len(members) > 1 else None,
+        unpack=tuple(Piece(c.tensor, _inside_dst(change, c, rank)) for c in got),
+        keep=tuple(
+            (
+                Piece(c.tensor, _inside_src(change, c, rank)),
+                Piece(c.tensor, _inside_dst(change, c, rank)),
+            )
+            for c in kept
+        ),
+        fill=(
+            identity(reduction, change.dtype)
+            if accumulate or covered < wanted
+            else None
+        ),
+        accumulate=move_reduction(reduction, change.dtype) if accumulate else None,
+        multiply=multiply,
+        divide=divide,
+    )
+
+
+RULE = Rule("intersection", applies, received_bytes, lower)
+
+
+@lru_cache(maxsize=4096)
+def all_copies(change: Change) -> tuple[Copy, ...]:
+    """Every copy between ranks, and within them, in one order that all ranks share."""
+    sent: dict[int, int] = dict.fromkeys(change.src.mesh.ranks, 0)
+    copies: list[Copy] = []
+    for tensor, shape in enumerate(change.shapes):
+        terms = terms_of(shape, change.src)
+        for box, wanters in wanters_of(shape, change.dst).values():
+            for (term, part), holders in terms.items():
+                common = intersect(box, part)
+                if num_elements(common):
+                    copies += _deliver(
+                        change, (tensor, term, common), tuple(holders), wanters, sent
+                    )
+    return tuple(copies)
+
+
+def _deliver(
+    change: Change,
+    what: tuple[int, Key, Box],
+    holders: tuple[int, ...],
+    wanters: tuple[int, ...],
+    sent: dict[int, int],
+) -> Iterator[Copy]:
+    """Bring one box of one term to a group of wanters, unless they hold it."""
+    tensor, term, box = what
+    lacking = [box]
+    own = [r for r in wanters if r in sent and term_of(change.src, r) == term]
+    for rank in own:
+        held = src_box(change, tensor, rank)
+        for part in lacking:
+            common = intersect(part, held)
+            if num_elements(common):
+                yield Copy(rank, rank, tensor, common, term)
+        lacking = [rest for part in lacking for rest in _subtract(part, held)]
+    receivers = tuple(own) or wanters
+    for part in lacking:
+        for i, piece in enumerate(_cut(part, len(receivers))):
+            if num_elements(piece):
+                sender = min(holders, key=lambda r: (sent[r], holders.index(r)))
+                sent[sender] += num_elements(piece)
+                yield Copy(sender, receivers[i], tensor, piece, term)
+
+
+def terms_of(shape: Shape, layout: Layout) -> dict[tuple[Key, Box], list[int]]:
+    """The terms that make up a tensor, (term, box) -> the ranks that hold it."""
+    found: dict[tuple[Key, Box], list[int]] = {}
+    for rank in layout.mesh.ranks:
+        key = term_of(layout, rank), owned_box(shape, layout, rank)
+        found.setdefault(key, []).append(rank)
+    return found
+
+
+def wanters_of(shape: Shape, layout: Layout) -> dict[Key, tuple[Box, tuple[int, ...]]]:
+    """Groups of ranks that share one need: coordinate -> (box, ranks)."""
+    found: dict[Key, tuple[Box, tuple[int, ...]]] = {}
+    for rank in layout.mesh.ranks:
+        pairs = zip(layout.mesh.coordinate(rank), layout.placements, strict=True)
+        key = tuple(c for c, p in pairs if not isinstance(p, Partial))
+        box, ranks = found.get(key, (needed_box(shape, layout, rank), ()))
+        found[key] = box, (*ranks, rank)
+    return found
+
+
+def term_of(layout: Layout, rank: int) -> Key:
+    """Which term a rank holds: its coordinate along the axes that hold terms."""
+    pairs = zip(layout.mesh.coordinate(rank), layout.placements, strict=True)
+    return tuple(c for c, p in pairs if isinstance(p, Partial) or _is_adjoint(p))
+
+
+def _is_adjoint(placement: Placement) -> bool:
+    return isinstance(placement, Split) and placement.adjoint
+
+
+def owned_box(shape: Shape, layout: Layout, rank: int) -> Box:
+    """A rank's part of a source: no halo, but the overlap of a halo's adjoint."""
+    return _mixed_box(shape, layout, rank, halo=False)
+
+
+def needed_box(shape: Shape, layout: Layout, rank: int) -> Box:
+    """What a rank must get: its halo too, but zeros do for a halo's adjoint."""
+    return _mixed_box(shape, layout, rank, halo=True)
+
+
+def _mixed_box(shape: Shape, layout: Layout, rank: int, *, halo: bool) -> Box:
+    adjoint = {p.dim for p in layout.placements if isinstance(p, Split) and p.adjoint}
+    with_halo = part_box(shape, layout, rank)
+    without = part_box(shape, layout, rank, halo=False)
+    return tuple(
+        a if (dim in adjoint) != halo else b
+        for dim, (a, b) in enumerate(zip(with_halo, without, strict=True))
+    )
+
+
+def _is_plain(change: Change) -> bool:
+    """Whether each rank needs its own box of its own term, and nothing is summed."""
+    layouts = (change.src, change.dst)
+    adjoint = any(_is_adjoint(p) for layout in layouts for p in layout.placements)
+    partial = change.src.partial_axes, change.dst.partial_axes
+    same = change.src.mesh == change.dst.mesh and partial[0] == partial[1]
+    return not adjoint and (same or partial == ((), ()))
+
+
+def _lacked(change: Change, rank: int) -> int:
+    """Elements that a rank needs and does not hold, in a plain change."""
+    lacked = 0
+    for tensor in range(len(change.shapes)):
+        needed = dst_box(change, tensor, rank)
+        lacked += num_elements(needed)
+        if rank in change.src.mesh.ranks:
+            lacked -= num_elements(intersect(needed, src_box(change, tensor, rank)))
+    return lacked
+
+
+def _wanted(change: Change, rank: int) -> int:
+    return sum(
+        num_elements(dst_box(change, t, rank)) for t in range(len(change.shapes))
+    )
+
+
+def _subtract(box: Box, hole: Box) -> list[Box]:
+    """A box without a hole, as boxes."""
+    if not num_elements(intersect(box, hole)):
+        return [box]
+    rest = []
+    for dim, (lo, hi) in enumerate(hole):
+        start, stop = box[dim]
+        for a, b in ((start, min(lo, stop)), (max(hi, start), stop)):
+            if a < b:
+                rest.append((*box[:dim], (a, b), *box[dim + 1 :]))
+        inner = max(start, lo), min(stop, hi)
+        box = (*box[:dim], inner, *box[dim + 1 :])
+    return rest
+
+
+def _cut(box: Box, num_parts: int) -> list[Box]:
+    """A box cut along its longest dim."""
+    if num_parts == 1 or not box:
+        return [box]
+    dim = max(range(len(box)), key=lambda d: box[d][1] - box[d][0])
+    start, stop = box[dim]
+    pieces = (chunk(start, stop, num_parts, i) for i in range(num_parts))
+    return [(*box[:dim], piece, *box[dim + 1 :]) for piece in pieces]
+
+
+def _inside_src(change: Change, copy: Copy, rank: int) -> Box:
+    return inside(copy.box, src_box(change, copy.tensor, rank))
+
+
+def _inside_dst(change: Change, copy: Copy, rank: int) -> Box:
+    return inside(copy.box, dst_box(change, copy.tensor, rank))
+
+
+@lru_cache(maxsize=4096)
+def _components(change: Change) -> dict[int, tuple[int, ...]]:
+    """For each rank the ranks with which it exchanges, directly or through others."""
+    ranks = sorted({*change.src.mesh.ranks, *change.dst.mesh.ranks})
+    group = {rank: {rank} for rank in ranks}
+    for copy in all_copies(change):
+        joined = group[copy.sender]
+        if copy.receiver not in joined:
+            joined |= group[copy.receiver]
+            for rank in joined:
+                group[rank] = joined
+    return {rank: tuple(sorted(members)) for rank, members in group.items()}
+
+
+def _component(change: Change, rank: int) -> tuple[int, ...]:
+    return _components(change).get(rank, (rank,))
+
+
+@lru_cache(maxsize=4096)
+def _move(change: Change, members: tuple[int, ...]) -> AllToAll:
+    """The all-to-all among ranks that exchange; what a rank keeps is not in it."""
+    place = {rank: i for i, rank in enumerate(members)}
+    counts = [[0] * len(members) for _ in members]
+    for c in all_copies(change):
+        if c.sender != c.receiver and c.sender in place:
+            counts[place[c.sender]][place[c.receiver]] += num_elements(c.box)
+    return AllToAll(members, tuple(map(tuple, counts)), move_dtype(change.dtype))

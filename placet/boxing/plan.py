@@ -1,0 +1,126 @@
+"""A boxing's plan: its steps, and the bytes they move, before anything runs.
+
+>>> plan = plan_boxing([(8, 4)], torch.float32, src, dst)
+>>> plan
+P(sum) -> B @data
+>>> plan.received_bytes(rank=0), plan.bound_bytes()
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from placet.boxing.bound import bound_bytes
+from placet.boxing.lowered import Lowered
+from placet.boxing.moves import Move
+from placet.boxing.path import Price, Step, find_path, mean_bytes
+from placet.placement.layout import Layout, Shape, check_fits
+from placet.placement.placement import Partial
+
+
+@dataclass(frozen=True)
+class BoxingPlan:
+    """The steps that take tensors from one layout to another.
+
+    Args:
+        shapes: the global shapes of the tensors, which travel in one payload.
+        dtype: their dtype.
+        src: where they are.
+        dst: where they shall be.
+        steps: changes, each with the rule that makes it; none where nothing changes.
+    """
+
+    shapes: tuple[Shape, ...]
+    dtype: torch.dtype
+    src: Layout
+    dst: Layout
+    steps: tuple[Step, ...]
+
+    def __repr__(self) -> str:
+        if not self.steps:
+            return f"{self.src!r} stays"
+        if len(self.steps) == 1:
+            return repr(self.steps[0].change)
+        return "; ".join(repr(step.change) for step in self.steps)
+
+    def lowered(self, rank: int) -> tuple[Lowered, ...]:
+        """What a rank does, step by step."""
+        return tuple(lower_step(step, rank) for step in self.steps)
+
+    def moves(self, rank: int) -> tuple[Move, ...]:
+        """The moves that a rank takes part in."""
+        found = (lowered.move for lowered in self.lowered(rank))
+        return tuple(move for move in found if move is not None)
+
+    def sent_bytes(self, rank: int) -> int:
+        """Bytes that a rank sends, exactly."""
+        return sum(move.sent_bytes(rank) for move in self.moves(rank))
+
+    def received_bytes(self, rank: int) -> int:
+        """Bytes that a rank receives, exactly."""
+        return sum(move.received_bytes(rank) for move in self.moves(rank))
+
+    def payload_bytes(self) -> int:
+        """Bytes of the global tensors."""
+        return sum(map(_num_elements, self.shapes)) * self.dtype.itemsize
+
+    def bound_bytes(self) -> int:
+        """What all ranks together must receive, whatever the algorithm."""
+        return bound_bytes(self.shapes, self.dtype, self.src, self.dst)
+
+
+def plan_boxing(
+    shapes: Sequence[Shape],
+    dtype: torch.dtype,
+    src: Layout,
+    dst: Layout,
+    *,
+    price: Price = mean_bytes,
+) -> BoxingPlan:
+    """The cheapest plan that takes tensors from one layout to another.
+
+    Args:
+        shapes: global shapes; several tensors travel together in one payload.
+        dtype: their dtype.
+        src: where they are.
+        dst: where they shall be; on another mesh, if need be.
+        price: what a step costs; mean bytes received per rank unless said.
+
+    Raises:
+        ValueError: a layout does not fit a shape, or an average of integers.
+    """
+    shapes = tuple(tuple(shape) for shape in shapes)
+    for shape in shapes:
+        check_fits(shape, src)
+        check_fits(shape, dst)
+    for layout in (src, dst):
+        if Partial("avg") in layout.placements and not _divides(dtype):
+            raise ValueError(
+                f"cannot box {src!r} -> {dst!r} of {dtype}: an average of integers is "
+                "not an integer; use P(sum), or convert to a floating point dtype"
+            )
+    return BoxingPlan(
+        shapes, dtype, src, dst, find_path(shapes, dtype, src, dst, price)
+    )
+
+
+@lru_cache(maxsize=65536)
+def lower_step(step: Step, rank: int) -> Lowered:
+    """What a rank does in a step; a rank outside its meshes does nothing."""
+    meshes = step.change.src.mesh, step.change.dst.mesh
+    if all(rank not in mesh.ranks for mesh in meshes):
+        return Lowered(src_shapes=None, dst_shapes=None, dtype=step.change.dtype)
+    return step.rule.lower(step.change, rank)
+
+
+def _divides(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _num_elements(shape: Shape) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
