@@ -102,7 +102,7 @@ class Pending:
         return self.future is None or self.future.done()
 
     def finish(self) -> Tensors:
-        """The outputs, one per tensor; None on a rank that gets no part.
+        """The outputs, one per tensor; () on a rank that gets no part.
 
         Call it once: an output may be made in place of the arrival.
         """
@@ -130,7 +130,7 @@ class Pending:
 
 def start(
     lowered: Lowered,
-    tensors: Sequence[Tensor | None],
+    tensors: Sequence[Tensor],
     wire: Carrier,
     *,
     key: str,
@@ -143,8 +143,8 @@ def start(
 
     Args:
         lowered: what this rank does.
-        tensors: its local tensors; not to be written to before `finish`. None on a rank
-            that holds no part.
+        tensors: its local tensors; not to be written to before `finish`; none of
+            them on a rank that holds no part.
         wire: anything that carries moves.
         key: names the move; equal on all ranks of its group.
         priority: larger goes first, where the wire can.
@@ -158,7 +158,7 @@ def start(
     """
     found = tuple(tensors)
     _check(lowered, found, key)
-    where = device or next((t.device for t in found if t is not None), None)
+    where = device or next((t.device for t in found), None)
     where = where or torch.device("cpu")
     started = time.monotonic()
     future = None
@@ -174,7 +174,7 @@ def start(
 
 def run(
     plan: BoxingPlan,
-    tensors: Sequence[Tensor | None],
+    tensors: Sequence[Tensor],
     wire: Carrier,
     *,
     key: str,
@@ -199,10 +199,8 @@ def run(
 
 
 def _check(lowered: Lowered, tensors: Tensors, key: str) -> None:
-    shapes = lowered.src_shapes
-    if shapes is None:
-        return
-    given = [None if t is None else tuple(t.shape) for t in tensors]
+    shapes = lowered.src_shapes or ()
+    given = [tuple(t.shape) for t in tensors]
     if given != list(shapes):
         wrong = [
             i for i, (a, b) in enumerate(zip(given, shapes, strict=False)) if a != b
@@ -213,7 +211,7 @@ def _check(lowered: Lowered, tensors: Tensors, key: str) -> None:
             f"boxing {key!r}: {where}, this rank's part must be {needed}; "
             "give each tensor's local part"
         )
-    dtypes = {t.dtype for t in tensors if t is not None} - {lowered.dtype}
+    dtypes = {t.dtype for t in tensors} - {lowered.dtype}
     if dtypes:
         raise ValueError(
             f"boxing {key!r} is planned for {lowered.dtype}, got {dtypes.pop()}; "

@@ -12,8 +12,8 @@ from torch import Tensor
 from placet.boxing.lowered import Lowered
 from placet.placement.layout import Box, Shape
 
-Tensors = tuple[Tensor | None, ...]
-"""Local tensors; None on a rank that holds no part."""
+Tensors = tuple[Tensor, ...]
+"""Local tensors, one per global one; () on a rank that holds no part."""
 
 
 def pack(
@@ -22,8 +22,8 @@ def pack(
     """The payload, and whether it is a copy of the tensors."""
     recipe = lowered.recipe
     pieces: list[Sequence[Tensor]] = []
-    for tensor, cut in zip(tensors, recipe.cuts, strict=False):
-        if tensor is None or not cut.boxes:
+    for tensor, cut in zip(tensors, recipe.cuts, strict=True):
+        if not cut.boxes:
             pieces.append(())
         elif cut.sizes is None:
             pieces.append([tensor[_slices(box)].reshape(-1) for box in cut.boxes])
@@ -38,7 +38,6 @@ def pack(
     if len(ordered) == 1:
         payload = ordered[0].contiguous().detach()
         owner = tensors[recipe.order[0][0]]
-        assert owner is not None
         packed = payload.data_ptr() != owner.data_ptr()
         return _as_bytes(payload), packed
     return _as_bytes(torch.cat(ordered)), True
@@ -53,7 +52,7 @@ def unpack(
 ) -> Tensors:
     """The outputs; the arrival may become part of them."""
     if lowered.dst_shapes is None:
-        return (None,) * len(tensors)
+        return ()
     recipe = lowered.recipe
     segments: Sequence[Tensor] = ()
     if arrival is not None:
@@ -70,7 +69,6 @@ def unpack(
             out = torch.cat([segments[place] for place in join.places]).view(shape)
         elif _passes(lowered, i, shape):
             source = tensors[i]
-            assert source is not None
             out = source.detach()
             out = out.clone() if lowered.multiply != lowered.divide else out
         else:
@@ -119,7 +117,6 @@ def _assemble(
         out.fill_(lowered.fill)
     for old, new in lowered.recipe.keeps[output]:
         source = tensors[old.tensor]
-        assert source is not None
         _put(out[_slices(new.box)], source[_slices(old.box)], lowered)
     join = lowered.recipe.joins[output]
     for place, box in zip(join.places, join.boxes, strict=True):

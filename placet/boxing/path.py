@@ -20,13 +20,9 @@ from itertools import permutations, product
 
 import torch
 
+from placet.boxing.intersection import RULE as INTERSECTION
 from placet.boxing.rule import Change, Rule
-from placet.boxing.table import (
-    INTERSECTION,
-    axis_rule,
-    make_change,
-    reductions_agree,
-)
+from placet.boxing.table import axis_rule, make_change, reductions_agree
 from placet.placement.layout import Layout, Shape, intersect, num_elements, part_box
 from placet.placement.mesh import Mesh
 from placet.placement.placement import Broadcast, Partial, Placement, Split

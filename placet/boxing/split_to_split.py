@@ -6,7 +6,7 @@ Each rank keeps the part of its slice that its new slice covers and receives the
 Source: OneFlow (arXiv:2110.15032), boxing costs; there summed over the ranks.
 """
 
-from placet.boxing import intersection
+from placet.boxing.intersection import lower, received_bytes
 from placet.boxing.rule import Rule
 from placet.placement.placement import Placement, Split
 
@@ -15,8 +15,5 @@ def applies(src: Placement, dst: Placement) -> bool:
     """Whether slices of one dim become slices of another."""
     return isinstance(src, Split) and isinstance(dst, Split)
 
-
-received_bytes = intersection.received_bytes
-lower = intersection.lower
 
 RULE = Rule("split-to-split", applies, received_bytes, lower)

@@ -10,42 +10,36 @@ Bytes received by the p ranks of an axis together, T = bytes of the tensor:
 A rule may take several axes as one flattened axis if all of them change alike. Where
 other axes cut the same dim, the changing axes must be its innermost cuts before and
 after: only then do the parts of a group make up one box. Any other change is a box
-intersection.
+intersection (`intersection.RULE`).
 
 Source: OneFlow (arXiv:2110.15032), core/framework/sbp_infer_util.cpp.
 """
 
 import torch
 
-from placet.boxing import (
-    broadcast_to_partial,
-    broadcast_to_split,
-    intersection,
-    partial_to_broadcast,
-    partial_to_partial,
-    partial_to_split,
-    split_to_broadcast,
-    split_to_partial,
-    split_to_split,
-)
+from placet.boxing.broadcast_to_partial import RULE as BROADCAST_TO_PARTIAL
+from placet.boxing.broadcast_to_split import RULE as BROADCAST_TO_SPLIT
+from placet.boxing.partial_to_broadcast import RULE as PARTIAL_TO_BROADCAST
+from placet.boxing.partial_to_partial import RULE as PARTIAL_TO_PARTIAL
+from placet.boxing.partial_to_split import RULE as PARTIAL_TO_SPLIT
 from placet.boxing.rule import Change, Rule
+from placet.boxing.split_to_broadcast import RULE as SPLIT_TO_BROADCAST
+from placet.boxing.split_to_partial import RULE as SPLIT_TO_PARTIAL
+from placet.boxing.split_to_split import RULE as SPLIT_TO_SPLIT
 from placet.placement.layout import Layout, Shape
 from placet.placement.placement import Split
 
 AXIS_RULES: tuple[Rule, ...] = (
-    broadcast_to_split.RULE,
-    broadcast_to_partial.RULE,
-    split_to_partial.RULE,
-    partial_to_partial.RULE,
-    split_to_broadcast.RULE,
-    partial_to_split.RULE,
-    split_to_split.RULE,
-    partial_to_broadcast.RULE,
+    BROADCAST_TO_SPLIT,
+    BROADCAST_TO_PARTIAL,
+    SPLIT_TO_PARTIAL,
+    PARTIAL_TO_PARTIAL,
+    SPLIT_TO_BROADCAST,
+    PARTIAL_TO_SPLIT,
+    SPLIT_TO_SPLIT,
+    PARTIAL_TO_BROADCAST,
 )
 """Rules for one axis, or several as one."""
-
-INTERSECTION: Rule = intersection.RULE
-"""The rule for everything else."""
 
 LINEAR = {"sum", "avg"}
 
