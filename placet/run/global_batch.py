@@ -35,6 +35,7 @@ from placet.run.batch_norm import (
     global_instance_statistics,
 )
 from placet.run.random_ops import KeyedRandomOps, Part
+from placet.torch_private import autograd, random_operators
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,17 @@ def _instance_norm(mode: GlobalBatchMode, func: Any, args: Args, kwargs: Kwargs)
     return func(input, None, None, weight, bias, True, momentum, eps)
 
 
+def _backward(mode: GlobalBatchMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
+    # torch takes a mode off while it serves a call, yet this call may run forwards.
+    with mode:
+        if func is torch.autograd.grad:
+            return autograd.grad(*args, **kwargs)
+        if func is torch.Tensor.backward and "gradient" in kwargs:
+            kwargs = kwargs | {"grad_tensors": kwargs["gradient"]}
+            del kwargs["gradient"]
+        return autograd.backward(*args, **kwargs)
+
+
 def _named(owner: Any, names: str) -> list[Any]:
     return [getattr(owner, name) for name in names.split()]
 
@@ -243,7 +255,8 @@ _MEANINGS: dict[Any, Callable[..., Any]] = {
         + _named(F, "fractional_max_pool3d_with_indices")
         + _named(torch.nn.init, "uniform_ normal_ trunc_normal_ kaiming_uniform_")
         + _named(torch.nn.init, "kaiming_normal_ xavier_uniform_ xavier_normal_")
-        + _named(torch.nn.init, "orthogonal_ sparse_"),
+        + _named(torch.nn.init, "orthogonal_ sparse_")
+        + list(random_operators.FUNCTIONS),
         _random,
     ),
     **dict.fromkeys(
@@ -253,4 +266,7 @@ _MEANINGS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_named(torch, "lstm gru rnn_tanh rnn_relu"), _recurrent),
     **dict.fromkeys([F.batch_norm, torch.batch_norm], _batch_norm),
     F.instance_norm: _instance_norm,
+    **dict.fromkeys(
+        [torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad], _backward
+    ),
 }

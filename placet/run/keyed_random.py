@@ -29,7 +29,6 @@ import torch
 from torch import Tensor
 
 _BLOCK = 1 << 16
-_GPU_BLOCKS = 1 << 8
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK64 = (1 << 64) - 1
 _WORD = 1.0 / (1 << 31)
@@ -171,28 +170,28 @@ def _words(key: int, start: int, out: Tensor) -> Iterator[tuple[slice, Tensor]]:
     first_block, last_block = start // _BLOCK, -(-stop // _BLOCK)
     keys = _block_keys(key & _MASK64, first_block, last_block)
     table = _table(out.device)
-    stride = 1 if out.device.type == "cpu" else _GPU_BLOCKS
-    cuts = [*range(first_block, last_block, stride), last_block]
-    scratch = (
-        torch.empty(2, min(stop - start, _BLOCK), dtype=torch.int32)
-        if (stride == 1)
-        else None
-    )
+    at_once = _blocks_at_once(out.device)
+    scratch = torch.empty(2, min(stop - start, _BLOCK), dtype=torch.int32)
+    cuts = [*range(first_block, last_block, at_once), last_block]
     for block, next_block in pairwise(cuts):
-        lo = max(start, block * _BLOCK)
-        hi = min(stop, next_block * _BLOCK)
+        base = block * _BLOCK
+        lo, hi = max(start, base), min(stop, next_block * _BLOCK)
         part = keys[:, block - first_block : next_block - first_block]
-        if scratch is not None:
-            base = block * _BLOCK
-            word, spare = scratch[0, : hi - lo], scratch[1, : hi - lo]
+        if at_once == 1:
+            word, spare = scratch[:, : hi - lo]
             torch.bitwise_xor(table[lo - base : hi - base], int(part[0, 0]), out=word)
             _mix_(word, spare, int(part[1, 0]))
         else:
-            pair = torch.from_numpy(part.copy()).to(out.device)
-            grid = torch.bitwise_xor(table, pair[0, :, None])
-            _mix_(grid, torch.empty_like(grid), pair[1, :, None])
-            word = grid.view(-1)[lo - block * _BLOCK : hi - block * _BLOCK]
+            first, salt = torch.from_numpy(part.copy()).to(out.device)[:, :, None]
+            grid = torch.bitwise_xor(table, first)
+            _mix_(grid, torch.empty_like(grid), salt)
+            word = grid.view(-1)[lo - base : hi - base]
         yield slice(lo - start, hi - start), word
+
+
+def _blocks_at_once(device: torch.device) -> int:
+    """Blocks per span: one, to stay in a CPU's cache; many, to fill a GPU."""
+    return 1 if device.type == "cpu" else 1 << 8
 
 
 def _mix_(word: Tensor, spare: Tensor, salt: int | Tensor) -> None:

@@ -19,7 +19,11 @@ import torch
 from torch import Tensor
 
 from placet.run import keyed_random
-from placet.torch_private.dispatch import OperatorMode, takes_generator
+from placet.torch_private.random_operators import (
+    OperatorMode,
+    is_random,
+    with_generator,
+)
 
 Fill = Callable[[Tensor, int, int], None]
 """(flat tensor, op key, global index of its first element) -> fills the tensor."""
@@ -65,14 +69,14 @@ class KeyedRandomOps(OperatorMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run one operator."""
-        kwargs = dict(kwargs or {})
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        kwargs = kwargs or {}
+        if not is_random(func):
             return func(*args, **kwargs)
-        given = kwargs.pop("generator", None)
-        if given is not None or any(isinstance(a, torch.Generator) for a in args):
-            return func(*args, **kwargs, generator=given) if given else func(*args)
+        if any(isinstance(a, torch.Generator) for a in (*args, *kwargs.values())):
+            return func(*args, **kwargs)
+        kwargs = {k: v for k, v in kwargs.items() if k != "generator"}
         key = keyed_random.op_key(self.generator)
-        keyed = _KEYED.get(func)
+        keyed = KEYED.get(func)
         result = keyed(Draw(self.part, key), *args, **kwargs) if keyed else None
         if result is None:
             return _unkeyed(self.part, key, func, args, kwargs)
@@ -117,17 +121,18 @@ def _unkeyed(
         "from torch.rand, randn, randint or bernoulli",
         stacklevel=4,
     )
-    if not takes_generator(func):
+    seeded = with_generator(func)
+    if seeded is None:
         return func(*args, **kwargs)
     shapes = [a.shape for a in args if isinstance(a, Tensor)]
-    if func in (aten.randperm.default, aten.randperm.generator):
+    if func is aten.randperm.default:
         shapes = [torch.Size([args[0]])]
     is_part = any(part.holds(shape) for shape in shapes)
     devices = [a.device for a in args if isinstance(a, Tensor)]
     device = devices[0] if devices else kwargs.get("device") or torch.device("cpu")
     generator = torch.Generator(device)
     generator.manual_seed(keyed_random.mix64(key ^ is_part * (part.first_row + 1)) >> 1)
-    return func(*args, **kwargs, generator=generator)
+    return seeded(*args, **kwargs, generator=generator)
 
 
 def _bernoulli_(draw: Draw, out: Tensor, p: float | Tensor = 0.5) -> Tensor:
@@ -272,7 +277,7 @@ def _randint_like_to(draw: Draw, like: Tensor, high: int, **options: Any) -> Ten
     return _randint_like(draw, like, 0, high, **options)
 
 
-_KEYED: dict[Any, Callable[..., Any]] = {
+KEYED: dict[Any, Callable[..., Any]] = {
     aten.bernoulli_.float: _bernoulli_,
     aten.bernoulli_.Tensor: _bernoulli_,
     aten.bernoulli.default: _bernoulli,
