@@ -5,7 +5,7 @@
 PYTHON ?= python3
 N ?= 2
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
+PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check install -c constraints.txt
 
 # One thread a process: tests and workers share the cores, they do not fight for them.
 export OMP_NUM_THREADS ?= 1
@@ -18,9 +18,16 @@ help:
 train: .venv/.placet-installed
 	$(BIN)/placet train char_gpt -n $(N) $(ARGS)
 
+# Tests that start processes run alone and in turn, so their time-outs mean something;
+# the rest shares the cores. Both halves run even if the first fails.
+ALONE := procs or lab or gpu
+PYTEST := $(BIN)/pytest -q -rs --ignore tests/project/test_docs_code.py
+
 test: .venv/.dev-installed
-	$(BIN)/pytest -q -n 2 --dist loadgroup -m "not prove" \
-	    --ignore tests/project/test_docs_code.py $(ARGS)
+	@status=0; \
+	$(PYTEST) -n 2 -m "not prove and not ($(ALONE))" $(ARGS) || status=1; \
+	$(PYTEST) -m "not prove and ($(ALONE))" $(ARGS) || status=1; \
+	exit $$status
 
 prove: .venv/.dev-installed
 	$(BIN)/python -m bench.prove $(ARGS)
@@ -45,7 +52,7 @@ setup-dev: .venv/.dev-installed
 	@touch $@
 
 .venv/.placet-installed: .venv/.made pyproject.toml constraints.txt
-	@echo "Installing placet and its pinned dependencies (once; torch is large)"
+	@echo "Installing placet and its pinned dependencies (once; torch alone is some 100 MB)"
 	@$(PIP) setuptools
 	@$(PIP) --no-build-isolation --editable .
 	@touch $@
