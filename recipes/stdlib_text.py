@@ -71,7 +71,7 @@ def source_files(root: Path, max_file_bytes: int) -> Iterator[tuple[str, bytes]]
             yield name, content
 
 
-def stdlib_text(
+def read_stdlib(
     *,
     root: Path | None = None,
     validation_share: float = 0.04,

@@ -1,0 +1,202 @@
+"""placet's command line: what can be asked, and where it is done.
+
+Each command is done by a module of its own, loaded when it is called: `placet --help`
+answers at once, without importing torch.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from placet.errors import PlacetError
+from placet.job.forkserver import start_forkserver
+from placet.job.interrupt import EXIT_CODE
+from placet.job.recipes import known_recipes
+
+BAD_INPUT = 2
+"""Exit code of a command that could not be understood; a failed one exits with 1."""
+
+DONE_BY = {
+    "train": "placet.job.train",
+    "report": "placet.job.report",
+    "lab": "placet.job.lab_command",
+    "doctor": "placet.job.doctor",
+}
+
+app = typer.Typer(
+    name="placet",
+    help="Train PyTorch models on slow links, small memory and machines that die.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """The `placet` command."""
+    try:
+        app()
+    except PlacetError as error:
+        _print_error(str(error))
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_CODE)
+
+
+def bad_input(error: Exception) -> typer.Exit:
+    """Says what was wrong with a command; raise what it returns."""
+    _print_error(str(error))
+    return typer.Exit(BAD_INPUT)
+
+
+@app.command(epilog=f"Recipes: {', '.join(known_recipes())}")
+def train(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help="The name of a recipe, or path/to/file.py:function for your own.",
+            show_default=False,
+        ),
+    ],
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--ranks",
+            help="Local workers. Under torchrun its own number holds. (default: 1)",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Set a parameter of the recipe; may be repeated. A wrong name lists "
+            "those that there are.",
+            show_default=False,
+        ),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN|latest",
+            help="Go on from the newest checkpoint of a run folder, or of this "
+            "recipe's newest run in ./runs.",
+            show_default=False,
+        ),
+    ] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder for events, checkpoints and the report. "
+            "(default: runs/RECIPE-DATE-TIME)",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Train a recipe on local workers and report on it.
+
+    \b
+    placet train char_gpt -n 2
+    placet train char_gpt -n 4 --set lr=3e-4 --set steps=500
+    placet train my_jobs.py:small_gpt
+    torchrun --nproc-per-node 2 -m placet train char_gpt
+
+    Ctrl-C once: the workers finish their step, save, and end; twice: they end at once.
+    """
+    launched = "RANK" in os.environ
+    if not launched and ranks is not None and ranks > 1:
+        start_forkserver(ranks)  # its import of torch runs beside our own
+    code = _done_by("train", "train")(recipe, ranks, settings or (), resume, run_dir)
+    raise typer.Exit(code)
+
+
+@app.command()
+def report(
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="A run's folder.", show_default=False),
+    ],
+) -> None:
+    """Write a run's report: one HTML page, RUN/report.html."""
+    try:
+        page = _done_by("report", "render")(run)
+    except ValueError as error:
+        raise bad_input(error) from None
+    typer.echo(page)
+
+
+@app.command()
+def lab(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- COMMAND", help="Run once per rank.", show_default=False
+        ),
+    ],
+    hosts: Annotated[int, typer.Option(help="Emulated hosts.")] = 2,
+    ranks_per_host: Annotated[int, typer.Option(help="Ranks that share a host.")] = 1,
+    rate: Annotated[
+        str, typer.Option(help="Each host's link, both ways, as tc writes it.")
+    ] = "100mbit",
+    groups: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GxH", help="G groups of H hosts, each behind an uplink: 2x2."
+        ),
+    ] = None,
+    group_rate: Annotated[
+        str | None, typer.Option(help="Each group's uplink; needs --groups.")
+    ] = None,
+    timeout_seconds: Annotated[
+        float, typer.Option(help="The command is ended after so long.")
+    ] = 3600.0,
+) -> None:
+    """Run a command on a cluster with slow links, emulated on this machine.
+
+    \b
+    placet lab --hosts 4 --rate 100mbit -- placet train char_gpt
+    placet lab --hosts 4 --groups 2x2 --group-rate 50mbit -- python bench.py
+
+    Each host is a network namespace; it needs Linux, root and iproute2.
+    """
+    try:
+        code = _done_by("lab", "run_command")(
+            command,
+            hosts=hosts,
+            ranks_per_host=ranks_per_host,
+            rate=rate,
+            groups=groups,
+            group_rate=group_rate,
+            timeout_seconds=timeout_seconds,
+        )
+    except ValueError as error:
+        raise bad_input(error) from None
+    raise typer.Exit(code)
+
+
+@app.command()
+def doctor() -> None:
+    """Print what placet finds on this machine, and what it lacks."""
+    raise typer.Exit(_done_by("doctor", "examine")())
+
+
+def _done_by(command: str, function: str) -> Callable[..., Any]:
+    done: Callable[..., Any] = getattr(
+        importlib.import_module(DONE_BY[command]), function
+    )
+    return done
+
+
+def _print_error(text: str) -> None:
+    print(f"placet: {text}", file=sys.stderr, flush=True)

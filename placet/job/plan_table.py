@@ -1,0 +1,110 @@
+"""A job's plan as a table: where its tensors live, and which bytes a step moves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from placet.program.node import Boxing
+from placet.program.program import Program, bytes_text, change
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: tensors that are alike.
+
+    Attributes:
+        what: Their name, or the first and last of their names.
+        tensors: How many.
+        placement: Where they live, or how that changes.
+        num_bytes: Bytes of the global tensors.
+        sent_bytes, received_bytes: By one rank in a step; None where nothing moves.
+    """
+
+    what: str
+    tensors: int
+    placement: str
+    num_bytes: int
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+
+
+def plan_title(job: Any) -> str:
+    """Name, ranks, mesh and size of a job in one line."""
+    parameters = sum(p.numel() for p in job.model.parameters())
+    ranks = f"{job.num_ranks} rank{'s' if job.num_ranks > 1 else ''}"
+    return f"{job.name}: {ranks}, {job.mesh!r}, {parameters:,} parameters"
+
+
+def placements_table(program: Program, rank: int) -> Table:
+    """The plan, with the bytes that `rank` sends and receives in a step."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("", no_wrap=True)
+    table.add_column("tensors", justify="right")
+    table.add_column("placement", style="cyan", no_wrap=True)
+    for name in ("size", "sent/step", "received/step"):
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = [*_stored(program), *_moved(program, rank)]
+    for row in rows:
+        table.add_row(
+            row.what,
+            f"{row.tensors}",
+            row.placement,
+            bytes_text(row.num_bytes),
+            *("" if n is None else bytes_text(n) for n in _bytes_of(row)),
+        )
+    sent, received = program.sent_bytes(rank), program.received_bytes(rank)
+    table.add_section()
+    table.add_row(
+        "a step", "", "", "", bytes_text(sent), bytes_text(received), style="bold"
+    )
+    return table
+
+
+def _bytes_of(row: Row) -> tuple[int | None, int | None]:
+    return row.sent_bytes, row.received_bytes
+
+
+def _stored(program: Program) -> list[Row]:
+    """The tensors that exist before the first step, by placement."""
+    by_placement: dict[str, list[str]] = {}
+    for name in program.state:
+        placements = program.tensors[name].layout.placements
+        by_placement.setdefault(" ".join(map(repr, placements)), []).append(name)
+    return [
+        Row("parameters", len(names), placement, _size(program, names))
+        for placement, names in by_placement.items()
+    ]
+
+
+def _moved(program: Program, rank: int) -> list[Row]:
+    """The boxings of a step; those with the same change and name stem are one row."""
+    groups: dict[tuple[str, str], list[Boxing]] = {}
+    for boxing in program.boxings():
+        key = (stem(boxing.name), change(boxing.src, boxing.dst))
+        groups.setdefault(key, []).append(boxing)
+    rows = []
+    for (what, changed), boxings in groups.items():
+        plans = [program.boxing_plan(boxing) for boxing in boxings]
+        names = [name for boxing in boxings for name in boxing.inputs]
+        rows.append(
+            Row(
+                what if len(boxings) == 1 else f"{what} x{len(boxings)}",
+                len(names),
+                changed,
+                _size(program, names),
+                sum(plan.sent_bytes(rank) for plan in plans),
+                sum(plan.received_bytes(rank) for plan in plans),
+            )
+        )
+    return rows
+
+
+def stem(name: str) -> str:
+    """A boxing's name without its numbers: grads.0 -> grads."""
+    return ".".join(part for part in name.split(".") if not part.isdigit())
+
+
+def _size(program: Program, names: Sequence[str]) -> int:
+    return sum(program.tensors[name].num_bytes for name in names)

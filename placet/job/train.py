@@ -1,0 +1,193 @@
+"""`placet train`: a recipe on local workers, or on those that torchrun has started.
+
+one worker          in this process
+-n 2 and more       launch(run_recipe, n)         -> placet.job.launch
+under torchrun      in this process, one of many
+"""
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from placet.errors import RankFailed
+from placet.job import interrupt, session
+from placet.job.checkpoint import Checkpoints, newest
+from placet.job.console import Terminal
+from placet.job.job import Job
+from placet.job.launch import launch
+from placet.job.process import die_with_parent
+from placet.job.recipes import Recipe, absolute_target, find_recipe, read_settings
+from placet.job.report import render
+from placet.job.worker import without_own_frames
+from placet.settings import RUN_DIR, Worker, run_dir, worker
+
+RUNS = Path("runs")
+BAD_INPUT = 2
+
+
+@dataclass(frozen=True)
+class Request:
+    """What each worker needs to make the job: small and picklable.
+
+    Attributes:
+        target: A recipe's name or file, as `find_recipe` reads it.
+        assignments: The `--set` texts.
+        checkpoint: What to go on from, or None.
+    """
+
+    target: str
+    assignments: tuple[str, ...]
+    checkpoint: str | None
+
+
+def train(
+    target: str,
+    num_ranks: int | None,
+    assignments: Sequence[str],
+    resume: str | None,
+    folder: Path | None,
+) -> int:
+    """Trains, prints and reports; the exit code for the shell.
+
+    Args:
+        target: A recipe's name or file.
+        num_ranks: Local workers; None: 1, or as many as torchrun started.
+        assignments: The `--set` texts.
+        resume: A run's folder, or "latest".
+        folder: The new run's folder; None: one in ./runs, named after recipe and time.
+    """
+    try:
+        place = worker()
+        _check_num_ranks(num_ranks, place)
+        recipe = find_recipe(target)
+        read_settings(recipe, assignments)
+        checkpoint = None if resume is None else str(_checkpoint_of(resume, recipe))
+        request = Request(absolute_target(target), tuple(assignments), checkpoint)
+        folder = _make_folder(folder, recipe, place)
+    except ValueError as error:
+        print(f"placet: {error}", file=sys.stderr, flush=True)
+        return BAD_INPUT
+    if place is not None:
+        die_with_parent()
+    if place is not None or num_ranks is None or num_ranks == 1:
+        return _train_here(request, folder, reports=place is None or place.rank == 0)
+    assert folder is not None  # without torchrun there always is one
+    try:
+        launch(
+            run_recipe,
+            num_ranks,
+            args=(request,),
+            environment={RUN_DIR: str(folder)},
+            logs=folder,
+        )
+    except RankFailed as error:
+        print(f"placet: {error}\nrun: {folder}", file=sys.stderr, flush=True)
+        return 1
+    _print_report(folder)
+    return 0
+
+
+def run_recipe(request: Request) -> None:
+    """Makes the recipe's job on this rank and trains it to its end."""
+    recipe = find_recipe(request.target)
+    job = make_job(recipe, request)
+    with Terminal(is_shown=job.rank == 0) as terminal:
+        job.callbacks.insert(0, terminal)
+        job.fit()
+    session.close()
+
+
+def make_job(recipe: Recipe, request: Request) -> Job:
+    """The recipe's job, with a place for checkpoints and, if asked, an older state.
+
+    Raises:
+        TypeError: The recipe returned something else than a Job.
+    """
+    job = recipe.function(**read_settings(recipe, request.assignments))
+    if not isinstance(job, Job):
+        raise TypeError(
+            f"recipe {recipe.name} returned {job!r}, of type {type(job).__name__}; a "
+            "recipe returns a placet.Job, not yet trained"
+        )
+    folder = run_dir()
+    if job.checkpoints is None and folder is not None:
+        job.checkpoints = Checkpoints(folder / "checkpoints")
+    if request.checkpoint is not None:
+        job.load(request.checkpoint)
+    return job
+
+
+def _train_here(request: Request, folder: Path | None, *, reports: bool) -> int:
+    """Trains in this process: alone, or as one of torchrun's workers."""
+    interrupt.install(announce=reports)
+    if folder is not None:
+        os.environ[RUN_DIR] = str(folder)
+    try:
+        run_recipe(request)
+    except Exception as error:
+        trace = without_own_frames(error.__traceback__)
+        traceback.print_exception(type(error), error, trace)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # no clean-up that could wait for peers which wait for this rank
+    if reports and folder is not None:
+        _print_report(folder)
+    return 0
+
+
+def _print_report(folder: Path) -> None:
+    print(f"report: {render(folder)}", flush=True)
+
+
+def _check_num_ranks(num_ranks: int | None, place: Worker | None) -> None:
+    if num_ranks is not None and num_ranks < 1:
+        raise ValueError(f"-n {num_ranks}: a job needs at least 1 worker")
+    if place is not None and num_ranks not in (None, place.num_ranks):
+        raise ValueError(
+            f"-n {num_ranks} under torchrun, which has started {place.num_ranks} "
+            "workers; leave -n out, or start `placet train` without torchrun"
+        )
+
+
+def _make_folder(
+    given: Path | None, recipe: Recipe, place: Worker | None
+) -> Path | None:
+    """The new run's folder; None where torchrun's workers are to agree on one."""
+    folder = given or run_dir()
+    if folder is None and place is not None:
+        return None
+    if folder is None:
+        folder = RUNS / f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if place is None and any(folder.glob("events-rank*.jsonl")):
+        raise ValueError(
+            f"{folder} holds a run already; name another --run-dir, or go on from it: "
+            f"--resume {folder}"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder.resolve() if folder.is_absolute() else folder
+
+
+def _checkpoint_of(resume: str, recipe: Recipe) -> Path:
+    """The checkpoint that `--resume` names."""
+    if resume == "latest":
+        runs = sorted(RUNS.glob(f"{recipe.name}-*"), reverse=True)
+        found = (newest(run / "checkpoints") for run in runs)
+        checkpoint = next((path for path in found if path is not None), None)
+        if checkpoint is None:
+            raise ValueError(
+                f"--resume latest: none of the {len(runs)} runs {RUNS}/{recipe.name}-* "
+                "holds a complete checkpoint"
+            )
+        return checkpoint.resolve()
+    run = Path(resume)
+    if not run.is_dir():
+        raise ValueError(f"--resume {resume}: there is no such folder")
+    inside = run / "checkpoints"
+    checkpoint = newest(inside) if inside.is_dir() else run
+    if checkpoint is None:
+        raise ValueError(f"--resume {resume}: {inside} holds no complete checkpoint")
+    return checkpoint.resolve()
