@@ -39,26 +39,25 @@ class AllReduce:
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Elements in each of the ring's chunks; member i starts with chunk i."""
+        """Elements in each of the ring's chunks; member i completes chunk i."""
         return _ring_chunks(self.num_elements, self.dtype.itemsize, len(self.group))
 
     def sent_bytes(self, rank: int) -> int:
         """Bytes this rank sends."""
-        return self._ring_bytes(rank, skipped=2)
+        return self._ring_bytes(rank, other=-1)
 
     def received_bytes(self, rank: int) -> int:
         """Bytes this rank receives."""
-        return self._ring_bytes(rank, skipped=0)
+        return self._ring_bytes(rank, other=1)
 
-    def _ring_bytes(self, rank: int, skipped: int) -> int:
-        # Each half of the ring moves all chunks but one past a rank. Member i is not
-        # given chunk i while reducing, nor chunk i - 1 (which it completed) while
-        # gathering; what it does not send is what its predecessor is not given.
+    def _ring_bytes(self, rank: int, other: int) -> int:
+        # Each half of the ring moves all chunks but one past a rank. Member i begins
+        # with chunk i + 1. It sends all but chunk i, then all but chunk i - 1, and
+        # gets all but chunk i + 1, then all but chunk i.
         size, me = len(self.group), self.group.index(rank)
         if size == 1:
             return 0
-        chunks = self.chunks
-        left_out = chunks[me - 1] + chunks[(me - skipped) % size]
+        left_out = self.chunks[me] + self.chunks[(me + other) % size]
         return (2 * self.num_elements - left_out) * self.dtype.itemsize
 
 

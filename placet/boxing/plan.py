@@ -16,6 +16,7 @@ from placet.boxing.bound import bound_bytes
 from placet.boxing.lowered import Lowered
 from placet.boxing.moves import Move
 from placet.boxing.path import Price, Step, find_path, mean_bytes
+from placet.boxing.table import changed_axes
 from placet.placement.layout import Layout, Shape, check_fits
 from placet.placement.placement import Partial
 
@@ -78,6 +79,7 @@ def plan_boxing(
     dst: Layout,
     *,
     price: Price = mean_bytes,
+    name: str = "a tensor",
 ) -> BoxingPlan:
     """The cheapest plan that takes tensors from one layout to another.
 
@@ -87,23 +89,45 @@ def plan_boxing(
         src: where they are.
         dst: where they shall be; on another mesh, if need be.
         price: what a step costs; mean bytes received per rank unless said.
+        name: what errors call the tensors.
 
     Raises:
         ValueError: a layout does not fit a shape, or an average of integers.
     """
     shapes = tuple(tuple(shape) for shape in shapes)
     for shape in shapes:
-        check_fits(shape, src)
-        check_fits(shape, dst)
-    for layout in (src, dst):
-        if Partial("avg") in layout.placements and not _divides(dtype):
-            raise ValueError(
-                f"cannot box {src!r} -> {dst!r} of {dtype}: an average of integers is "
-                "not an integer; use P(sum), or convert to a floating point dtype"
-            )
+        try:
+            check_fits(shape, src)
+            check_fits(shape, dst)
+        except ValueError as error:
+            what = subject(src, dst, name, shape)
+            raise ValueError(f"cannot box {what}: {error}") from None
+    averages = Partial("avg") in (*src.placements, *dst.placements)
+    if averages and not (dtype.is_floating_point or dtype.is_complex):
+        raise ValueError(
+            f"cannot box {subject(src, dst, name, None)} of {dtype}: an average of "
+            "integers is not an integer; use P(sum), or a floating point dtype"
+        )
     return BoxingPlan(
         shapes, dtype, src, dst, find_path(shapes, dtype, src, dst, price)
     )
+
+
+def subject(src: Layout, dst: Layout, name: str, shape: Shape | None) -> str:
+    """What a boxing changes, for errors.
+
+    >>> subject(src, dst, "w", (6, 4))
+    "S(1) -> S(0) of w (6, 4) over axis 'data' of 4 ranks"
+    """
+    what = name if shape is None else f"{name} {shape}"
+    if src.mesh == dst.mesh:
+        axes = changed_axes(src, dst)
+        if len(axes) == 1:
+            (axis,) = axes
+            before, after = src.placement(axis), dst.placement(axis)
+            where = f"axis {axis!r} of {src.mesh.size(axis)} ranks"
+            return f"{before!r} -> {after!r} of {what} over {where}"
+    return f"{src!r} -> {dst!r} of {what}"
 
 
 @lru_cache(maxsize=65536)
@@ -113,10 +137,6 @@ def lower_step(step: Step, rank: int) -> Lowered:
     if all(rank not in mesh.ranks for mesh in meshes):
         return Lowered(src_shapes=None, dst_shapes=None, dtype=step.change.dtype)
     return step.rule.lower(step.change, rank)
-
-
-def _divides(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
 
 
 def _num_elements(shape: Shape) -> int:
