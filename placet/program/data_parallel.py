@@ -28,6 +28,7 @@ from placet.program.verify import verify
 
 ZeroLevel: TypeAlias = Literal[0, 1, 2, 3]
 TOTALS = "totals"
+NORM = "norm"
 NUM_SUMS = 3
 """The totals open with the loss sum, the count of targets and the stop requests."""
 
@@ -51,6 +52,7 @@ class DataParallel:
         whole_updates: the optimizer needs whole tensors, so updates stay on B.
         bucket_bytes: gradients travel in buckets of about this size.
         batch_rows: rows of the global batch.
+        needs_norm: the update wants the gradients' global norm (clipping, fp16).
         axis: the mesh axis the batch is split over.
     """
 
@@ -58,6 +60,7 @@ class DataParallel:
     whole_updates: bool = False
     bucket_bytes: int = 8 << 20
     batch_rows: int = 1
+    needs_norm: bool = False
     axis: str = "data"
 
     @property
@@ -121,14 +124,11 @@ class _Builder:
         self.nodes: list[Node] = []
         self.stored: list[str] = []
         self.reduced: list[str] = []
+        self.late: list[str] = []
 
     def layout(self, placement: Placement) -> Layout:
         """`placement` on the data axis, B on the others."""
-        others = replicated(self.mesh)
-        axis = self.mesh.axis_index(self.options.axis)
-        placements = [*others.placements]
-        placements[axis] = placement
-        return Layout(self.mesh, placements)
+        return along(self.mesh, self.options.axis, placement)
 
     def part_placement(self, name: str) -> Placement:
         """S(0), or B for a tensor without dims, which cannot be split."""
@@ -151,7 +151,7 @@ class _Builder:
         count = NUM_SUMS + len(self.trainable())
         wide = any(p.dtype == torch.float64 for p in self.parameters.values())
         dtype = torch.float64 if wide else torch.float32
-        for name, placement in ((TOTALS, P("sum")), (f"{TOTALS}.sum", B)):
+        for name, placement in ((TOTALS, P()), (f"{TOTALS}.sum", B)):
             self.tensors[name] = TensorSpec((count,), dtype, self.layout(placement))
         self.nodes.append(Load("load", ("batch",)))
 
@@ -234,11 +234,13 @@ class _Builder:
         order = [*reversed(self.blocks[:-1]), root]
         buckets: list[list[str]] = []
         for block in order:
-            kept = block is root  # the root stays whole from forward to backward
+            # Whole from forward to backward: the root, and the block whose turn comes at
+            # once.
+            kept = block is root or block is order[0]
             inputs = () if kept else self.gather(block, "backward")
             name = f"{block_name(block)}.backward"
             grads = [
-                self.add(f"{n}.grad", n, P("sum"))
+                self.add(f"{n}.grad", n, P())
                 for n in reversed(block.parameters)
                 if self.parameters[n].trainable
             ]
@@ -254,7 +256,7 @@ class _Builder:
         if self.options.level < 3:
             self.reduce_buckets([n for names in buckets for n in names])
         if TOTALS not in {n for node in self.nodes for n in _boxed(node)}:
-            self.box(TOTALS, [TOTALS], [f"{TOTALS}.sum"], P("sum"), B, queue="grads")
+            self.reduce_totals()
 
     def reduce_block(self, block: Block) -> None:
         """Box a block's gradients as soon as its backward has made them."""
@@ -277,11 +279,33 @@ class _Builder:
             last = index == len(buckets) - 1
             self.reduce(bucket, f"grads.{index}", with_totals=last)
 
-    def reduce(self, names: Sequence[str], title: str, with_totals: bool = False) -> None:
+    def reduce_totals(self) -> None:
+        """Box the totals, with those gradients that wait for the last micro-batch."""
+        for name in self.late:
+            self.reduced.append(self.add(f"{name}.grad.sum", name, B))
+        dtype = self.tensors[TOTALS].dtype
+        others = [n for n in self.late if self.parameters[n].dtype != dtype]
+        for index, names in enumerate(self.by_dtype(others)):
+            inputs = [f"{n}.grad" for n in names]
+            self.box_sums(f"late.{index}", inputs)
+        same = [f"{n}.grad" for n in self.late if n not in others]
+        self.box_sums(TOTALS, [*same, TOTALS])
+
+    def box_sums(self, name: str, inputs: Sequence[str]) -> None:
+        """Box terms to whole sums, once a step."""
+        outputs = [f"{n}.sum" for n in inputs]
+        self.box(name, inputs, outputs, P(), B, queue=TOTALS)
+
+    def reduce(
+        self, names: Sequence[str], title: str, with_totals: bool = False
+    ) -> None:
         """Box some gradients from P(sum) to where the update wants them."""
         splits = self.options.splits_updates
         split = [n for n in names if splits and self.parameters[n].shape]
         whole = [n for n in names if n not in split]
+        if splits and self.options.level >= 2:  # these are boxed every micro-batch
+            self.late += whole
+            whole = []
         groups = [(group, S(0)) for group in self.by_dtype(split)]
         groups += [(group, B) for group in self.by_dtype(whole)]
         for index, (group, placement) in enumerate(groups):
@@ -297,7 +321,7 @@ class _Builder:
             ):
                 inputs, outputs = [*inputs, TOTALS], [*outputs, f"{TOTALS}.sum"]
             name = title if len(groups) == 1 else f"{title}.{index}"
-            self.box(name, inputs, outputs, P("sum"), placement, queue="grads")
+            self.box(name, inputs, outputs, P(), placement, queue="grads")
 
     def update(self) -> None:
         """The optimizer's node, and the boxings that bring parts back to B."""
@@ -305,6 +329,8 @@ class _Builder:
         back = self.options.splits_updates and not self.options.splits_parameters
         inputs = [*self.reduced, f"{TOTALS}.sum"]
         outputs = []
+        if self.options.needs_norm:
+            inputs.append(self.norm())
         for name in trainable:
             placement = self.part_placement(name) if self.options.splits_updates else B
             outputs.append(self.add(f"{name}.new", name, placement))
@@ -319,6 +345,25 @@ class _Builder:
                 wholes = [self.add(f"{n}.whole", n, B) for n in names]
                 title = f"{block_name(block)}.whole.{index}"
                 self.box(title, news, wholes, S(0), B, queue="params", priority=1)
+
+    def norm(self) -> str:
+        """The sum of the gradients' squares; over parts it is a P(sum) to be boxed."""
+        splits = self.options.splits_updates
+        dtype = self.tensors[TOTALS].dtype
+        self.tensors[NORM] = TensorSpec((1,), dtype, self.layout(P() if splits else B))
+        self.nodes.append(Compute(NORM, tuple(self.reduced), (NORM,)))
+        if not splits:
+            return NORM
+        self.tensors[f"{NORM}.sum"] = TensorSpec((1,), dtype, self.layout(B))
+        self.box(f"{NORM}.box", [NORM], [f"{NORM}.sum"], P(), B, queue="norm")
+        return f"{NORM}.sum"
+
+
+def along(mesh: Mesh, axis: str, placement: Placement) -> Layout:
+    """The layout with `placement` on one axis and B on the others."""
+    placements = [*replicated(mesh).placements]
+    placements[mesh.axis_index(axis)] = placement
+    return Layout(mesh, placements)
 
 
 def _boxed(node: Node) -> tuple[str, ...]:

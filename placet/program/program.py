@@ -7,7 +7,7 @@ its boxings, the executor fires its nodes, recovery observes them.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from placet.boxing.path import BoxingPlan, plan_boxing
+from placet.boxing.plan import BoxingPlan, plan_boxing
 from placet.placement.layout import Layout
 from placet.placement.mesh import Mesh
 from placet.program.node import Boxing, Node, TensorSpec

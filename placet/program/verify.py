@@ -1,10 +1,10 @@
 """The grammar of programs, checked after every transformation.
 
-    every tensor is declared, and produced before it is read -> _check_order
-    a name is produced once a step, early outputs are outputs -> _check_outputs
-    no node computes on P unless it says so                   -> _check_partial
-    a boxing's tensors have its src and dst layouts           -> _check_boxing
-    a layout fits the shape and lies on the program's mesh    -> _check_tensors
+every tensor is declared, and produced before it is read -> _check_order
+a name is produced once a step, early outputs are outputs -> _check_outputs
+no node computes on P unless it says so                   -> _check_partial
+a boxing's tensors have its src and dst layouts           -> _check_boxing
+a layout fits the shape and lies on the program's mesh    -> _check_tensors
 """
 
 from placet.placement.layout import check_fits

@@ -15,6 +15,7 @@ class NodeFired:
             it is submitted and ends when its result is taken.
         waited_seconds: how much of that the rank stood still for it.
         sent_bytes, received_bytes: of a boxing, as the wire counted them.
+        predicted_sent_bytes, predicted_received_bytes: as its moves said before.
     """
 
     step: int
@@ -25,6 +26,8 @@ class NodeFired:
     waited_seconds: float = 0.0
     sent_bytes: int = 0
     received_bytes: int = 0
+    predicted_sent_bytes: int = 0
+    predicted_received_bytes: int = 0
 
 
 Observer: TypeAlias = Callable[[NodeFired], None]

@@ -22,15 +22,15 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from placet.boxing.execute import CarriesResult, Pending, start
 from placet.boxing.ledger import Entry, Ledger
 from placet.boxing.lowered import Lowered
-from placet.boxing.path import BoxingPlan, plan_boxing
-from placet.boxing.steps import Pending, lower_step, start
+from placet.boxing.plan import BoxingPlan, plan_boxing
 from placet.placement.layout import Layout
 from placet.program.node import Boxing
 from placet.program.program import Program
 from placet.run.events import NodeFired, Observer, ignore
-from placet.wire.interface import Future, Wire
+from placet.wire.interface import Wire
 
 T = TypeVar("T")
 
@@ -66,13 +66,11 @@ class Executor:
         self.ledger = ledger
         self.observer = observer
         self.step = 0
-        self._boxings = {b.name: _State(b) for b in program.boxings()}
-        self._plans: dict[object, BoxingPlan] = {
-            b.name: program.boxing_plan(b) for b in program.boxings()
+        self._boxings = {
+            b.name: _State(b, self._lower(program.boxing_plan(b)))
+            for b in program.boxings()
         }
-        self._steps: dict[object, tuple[Lowered, ...]] = {
-            name: self._lower(plan) for name, plan in self._plans.items()
-        }
+        self._outside: dict[object, _State] = {}
         self._queues: dict[str, deque[_State]] = {}
         self._readers: dict[str, list[_State]] = {}
         self._makers: dict[str, _State] = {}
@@ -90,13 +88,13 @@ class Executor:
         """Forget what was ready; boxings still in flight stay so."""
         self.step = step
         self.rewind("grads")
+        self.rewind("totals")
 
     def rewind(self, queue: str) -> None:
         """Let the boxings of a queue be fired again (once a micro-batch at level 2)."""
         states = [s for s in self._boxings.values() if s.node.queue == queue]
         for state in states:
             state.missing = len(state.node.inputs)
-            state.fired = False
         self._queues[queue] = deque(states)
 
     def ready(self, tensor: str) -> None:
@@ -140,69 +138,73 @@ class Executor:
         self.observer(NodeFired(self.step, node, lane, began, time.monotonic()))
         return result
 
-    def box_now(
-        self, name: str, tensor: Tensor, src: Layout, dst: Layout
-    ) -> Tensor:
+    def box_now(self, name: str, tensor: Tensor, src: Layout, dst: Layout) -> Tensor:
         """Box one tensor outside the program (metrics, statistics) and wait for it.
 
         The tensor's local shape must be its global one: src and dst are B or P.
         """
-        key = (tensor.shape, tensor.dtype, src, dst)
-        if key not in self._plans:
-            plan = plan_boxing((tuple(tensor.shape),), tensor.dtype, src, dst)
-            self._plans[key] = plan
-            self._steps[key] = self._lower(plan)
-        flight = _Flight(time.monotonic())
+        state = self._adhoc(name, tensor, src, dst)
+        state.binding = Binding(lambda: (tensor,), _take)
+        self._submit(state)
+        flight, state.flight = state.flight, None
+        assert flight is not None
         with self._timed(name, flight):
-            tensors: Sequence[Tensor] = (tensor,)
-            for index, lowered in enumerate(self._steps[key]):
-                flight.pending = self._start(name, index, lowered, tensors, 0)
-                tensors = flight.pending.finish()
-                self._count(flight, lowered, flight.pending.future)
-        return tensors[0]
+            return self._finish(state, flight)[0]
+
+    def _adhoc(self, name: str, tensor: Tensor, src: Layout, dst: Layout) -> "_State":
+        """A boxing that the program does not have, kept for its next use."""
+        key = (name, tuple(tensor.shape), tensor.dtype)
+        state = self._outside.get(key)
+        if state is None:
+            plan = plan_boxing((tuple(tensor.shape),), tensor.dtype, src, dst)
+            state = _State(Boxing(name, (name,), (name,), src, dst), self._lower(plan))
+            self._outside[key] = state
+        return state
 
     def _lower(self, plan: BoxingPlan) -> tuple[Lowered, ...]:
-        return tuple(lower_step(step, self.wire.rank) for step in plan.steps)
+        return plan.lowered(self.wire.rank)
 
     def _submit(self, state: "_State") -> None:
         node, binding = state.node, _bound(state)
         flight = _Flight(time.monotonic())
-        steps = self._steps[node.name]
+        steps = state.steps
         if binding.flat is not None:
-            assert len(steps) == 1, f"{node.name} cannot run in place in {len(steps)} steps"
+            assert len(steps) == 1, (
+                f"{node.name} cannot run in place in {len(steps)} steps"
+            )
             move = steps[0].move
             if move is not None:
                 flight.flat = self.wire.submit(
                     move,
                     binding.flat,
-                    key=self._key(node.name, 0),
+                    key=self._key(state, 0),
                     priority=node.priority,
                     out=binding.flat,
                 )
+        elif steps:
+            flight.pending = self._start(state, 0, binding.source())
         else:
-            tensors = binding.source()
-            first = self._start(node.name, 0, steps[0], tensors, node.priority)
-            flight.pending = first
-        state.fired = True
+            flight.tensors = binding.source()
+        state.num_fired += 1
         state.flight = flight
 
-    def _start(
-        self,
-        name: str,
-        index: int,
-        lowered: Lowered,
-        tensors: Sequence[Tensor],
-        priority: int,
-    ) -> Pending:
-        key = self._key(name, index)
-        return start(lowered, tensors, self.wire, key=key, priority=priority)
+    def _start(self, state: "_State", index: int, tensors: Sequence[Tensor]) -> Pending:
+        return start(
+            state.steps[index],
+            tensors,
+            self.wire,
+            key=self._key(state, index),
+            priority=state.node.priority,
+        )
 
-    def _key(self, name: str, index: int) -> str:
-        return f"{name}.{index}@{self.step}"
+    def _key(self, state: "_State", index: int) -> str:
+        return f"{state.node.name}.{index}#{state.num_fired}"
 
     def _finish(self, state: "_State", flight: "_Flight") -> Sequence[Tensor]:
         """Wait for the first step, then run the others of a longer path."""
-        steps = self._steps[state.node.name]
+        steps = state.steps
+        if flight.tensors is not None:
+            return flight.tensors
         if flight.pending is None:
             if flight.flat is not None:
                 flight.flat.wait()
@@ -211,14 +213,14 @@ class Executor:
         tensors = flight.pending.finish()
         self._count(flight, steps[0], flight.pending.future)
         for index, lowered in enumerate(steps[1:], start=1):
-            pending = self._start(
-                state.node.name, index, lowered, tensors, state.node.priority
-            )
+            pending = self._start(state, index, tensors)
             tensors = pending.finish()
             self._count(flight, lowered, pending.future)
         return tensors
 
-    def _count(self, flight: "_Flight", lowered: Lowered, future: Future | None) -> None:
+    def _count(
+        self, flight: "_Flight", lowered: Lowered, future: CarriesResult | None
+    ) -> None:
         if lowered.move is None or future is None:
             return
         traffic = future.traffic()
@@ -256,6 +258,8 @@ class Executor:
                 ended - began,
                 flight.sent_bytes,
                 flight.received_bytes,
+                flight.predicted_sent_bytes,
+                flight.predicted_received_bytes,
             )
         )
 
@@ -266,7 +270,8 @@ class _Flight:
 
     start_seconds: float
     pending: Pending | None = None
-    flat: Future | None = None
+    flat: CarriesResult | None = None
+    tensors: Sequence[Tensor] | None = None
     predicted_sent_bytes: int = 0
     predicted_received_bytes: int = 0
     sent_bytes: int = 0
@@ -278,10 +283,15 @@ class _State:
     """One boxing node as it runs."""
 
     node: Boxing
+    steps: tuple[Lowered, ...]
     binding: Binding | None = None
     missing: int = 0
-    fired: bool = False
+    num_fired: int = 0
     flight: _Flight | None = None
+
+
+def _take(_: Sequence[Tensor]) -> None:
+    """`box_now` returns its result."""
 
 
 def _bound(state: _State) -> Binding:

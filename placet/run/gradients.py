@@ -58,7 +58,7 @@ class Gradients:
     awaited: set[str] = field(default_factory=set)
     sums: list[float] = field(default_factory=lambda: [0.0] * NUM_SUMS)
     fires: bool = False
-    discards: bool = False
+    kept: dict[str, Tensor | None] = field(default_factory=dict)
     is_last: bool = False
 
     def begin_step(self) -> None:
@@ -69,10 +69,11 @@ class Gradients:
             parameter.grad = None
             self.targets[name].grad = None
 
-    def add_loss(self, loss_sum: float, num_targets: float) -> None:
-        """Count one micro-batch's loss in."""
+    def add_loss(self, loss_sum: float, num_targets: float, stop: bool) -> None:
+        """Count one micro-batch's loss, targets and stop request in."""
         self.sums[0] += loss_sum
         self.sums[1] += num_targets
+        self.sums[2] += stop
 
     def begin_backward(self, *, is_last: bool) -> None:
         """A backward is about to run; `is_last` of the step's micro-batches or not."""
@@ -82,7 +83,8 @@ class Gradients:
             if self.keeps_parts:
                 self.executor.wait_queue("grads")
                 self.executor.rewind("grads")
-            self.awaited = set(self.parameters)
+            late = () if is_last else self.slots
+            self.awaited = {n for n in self.parameters if n not in late}
 
     def end_backward(self) -> None:
         """Give up waiting for gradients that this rank's backward did not make."""
@@ -93,19 +95,18 @@ class Gradients:
     @contextmanager
     def discarding(self) -> Iterator[None]:
         """A backward that counts for nothing (no targets): keep what there was."""
-        kept = {name: p.grad for name, p in self.parameters.items()}
+        self.kept = {name: p.grad for name, p in self.parameters.items()}
         for parameter in self.parameters.values():
             parameter.grad = None
-        self.discards = True
         yield
-        self.discards = False
-        for name, parameter in self.parameters.items():
-            parameter.grad = kept[name]
+        for name, grad in self.kept.items():
+            self.parameters[name].grad = grad
+        self.kept = {}
 
     def made(self, name: str, parameter: nn.Parameter) -> None:
         """Autograd has added to a parameter's gradient (its hook)."""
-        if self.discards:
-            parameter.grad = None
+        if name in self.kept:
+            parameter.grad = self.kept.pop(name)
         else:
             self.used.add(name)
             slot = self.slots.get(name)
@@ -114,7 +115,7 @@ class Gradients:
                 assert grad is not None
                 slot.copy_(grad.to_dense() if grad.is_sparse else grad)
                 parameter.grad = slot
-        if self.fires and not self.discards:
+        if self.fires:
             self._arrive(name)
 
     def _arrive(self, name: str) -> None:
@@ -122,7 +123,7 @@ class Gradients:
             return
         self.awaited.remove(name)
         slot = self.slots.get(name)
-        if slot is not None and name not in self.used:
+        if slot is not None and self.parameters[name].grad is not slot:
             slot.zero_()
         last = self.is_last and not self.awaited
         if last:
@@ -135,6 +136,7 @@ class Gradients:
     def take(self) -> Totals:
         """Wait for every boxing; afterwards targets hold the reduced gradients."""
         self.executor.wait_queue("grads")
+        self.executor.wait_queue(TOTALS)
         values = self.totals.tolist()
         flags = zip(self.parameters, values[NUM_SUMS:], strict=True)
         unused = frozenset(name for name, count in flags if count == 0)
@@ -160,12 +162,12 @@ def collect_gradients(
     """
     gradients = Gradients(executor, parameters, targets, keeps_parts)
     for boxing in program.boxings():
-        if boxing.queue != "grads":
+        if boxing.queue not in ("grads", TOTALS):
             continue
         if all(isinstance(p, Broadcast) for p in boxing.dst.placements):
             _bind_flat(program, boxing, gradients)
         else:
-            _bind_parts(boxing, gradients)
+            _bind_parts(program, boxing, gradients)
     return gradients
 
 
@@ -186,17 +188,12 @@ def _bind_flat(program: Program, boxing: Boxing, gradients: Gradients) -> None:
 
     def sink(_: Sequence[Tensor]) -> None:
         for name in names:
-            slot = gradients.slots[name]
-            if gradients.keeps_parts:  # the next micro-batch needs the slot again
-                gradients.parameters[name].grad = None
-                _add(gradients.targets[name], slot.clone())
-            else:
-                gradients.targets[name].grad = slot
+            gradients.targets[name].grad = gradients.slots[name]
 
     gradients.executor.bind(boxing.name, Binding(list, sink, flat))
 
 
-def _bind_parts(boxing: Boxing, gradients: Gradients) -> None:
+def _bind_parts(program: Program, boxing: Boxing, gradients: Gradients) -> None:
     """Pack whole gradients; keep this rank's parts."""
     names = [name.removesuffix(_GRAD) for name in boxing.inputs]
 
@@ -206,7 +203,9 @@ def _bind_parts(boxing: Boxing, gradients: Gradients) -> None:
             parameter = gradients.parameters[name]
             grad = parameter.grad
             if grad is None:
-                grad = torch.zeros_like(parameter)
+                spec = program.tensors[name + _GRAD]
+                device = parameter.device
+                grad = torch.zeros(spec.shape, dtype=spec.dtype, device=device)
             tensors.append(grad.to_dense() if grad.is_sparse else grad)
             parameter.grad = None
         return tensors

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from placet.placement.layout import part_box, relative
+from placet.placement.layout import Layout, part_box, relative
 from placet.program.blocks import Block
 from placet.program.data_parallel import block_name
 from placet.program.node import Boxing
@@ -28,24 +28,29 @@ from placet.run.executor import Binding, Executor
 
 
 def cut_parts(
-    program: Program, parameters: Mapping[str, nn.Parameter], rank: int
+    parameters: Mapping[str, nn.Parameter],
+    layout: Layout,
+    rank: int,
+    *,
+    own_storage: bool,
 ) -> dict[str, nn.Parameter]:
-    """What the optimizer of this rank updates: a view of its part, or the whole.
+    """This rank's part of each parameter, or the parameter itself if it has no dims.
 
     Args:
         parameters: the whole ones, by name.
+        layout: S(0) on the axis that splits them.
+        own_storage: copy the part (level 3), instead of a view of the whole one.
     """
-    targets = {}
+    parts = {}
     for name, parameter in parameters.items():
-        new = program.tensors.get(f"{name}.new")
-        box = new and part_box(new.shape, new.layout, rank)
-        whole = tuple((0, size) for size in parameter.shape)
-        if new is None or box is None or box == whole:
-            targets[name] = parameter
+        shape = tuple(parameter.shape)
+        if not shape:
+            parts[name] = parameter
             continue
-        part = parameter.detach()[relative(box, whole)]
-        targets[name] = nn.Parameter(part, requires_grad=parameter.requires_grad)
-    return targets
+        whole = tuple((0, size) for size in shape)
+        part = parameter.detach()[relative(part_box(shape, layout, rank), whole)]
+        parts[name] = nn.Parameter(part.clone() if own_storage else part)
+    return parts
 
 
 def bind_updated(
@@ -53,8 +58,13 @@ def bind_updated(
     executor: Executor,
     parameters: Mapping[str, nn.Parameter],
     targets: Mapping[str, nn.Parameter],
-) -> None:
-    """Bind the boxings that bring updated parts back to whole parameters."""
+) -> dict[str, list[str]]:
+    """Bind the boxings that bring updated parts back to whole parameters.
+
+    Returns:
+        The boxings that each block (by its name in node names) has to wait for.
+    """
+    updated: dict[str, list[str]] = {}
     for boxing in program.boxings():
         if not all(name.endswith(".whole") for name in boxing.outputs):
             continue
@@ -66,6 +76,9 @@ def bind_updated(
                 _copy_into([parameters[n] for n in names]),
             ),
         )
+        block = boxing.name.rsplit(".whole.", 1)[0]
+        updated.setdefault(block, []).append(boxing.name)
+    return updated
 
 
 def _parts_of(parts: Sequence[nn.Parameter]) -> Callable[[], list[Tensor]]:
@@ -90,9 +103,9 @@ class StoredBlock:
     """
 
     block: Block
-    parameters: list[nn.Parameter]
-    parts: list[nn.Parameter]
-    shapes: list[torch.Size]
+    parameters: Mapping[str, nn.Parameter]
+    parts: Mapping[str, nn.Parameter]
+    shapes: Mapping[str, torch.Size]
     gathers: dict[str, list[str]] = field(default_factory=dict)
     buffers: dict[torch.dtype, Tensor] = field(default_factory=dict)
     is_whole: bool = False
@@ -113,81 +126,77 @@ class StoredBlock:
         if self.is_whole:
             return
         self.submit(executor, phase)
-        for other in self.gathers.values():  # a prefetch may carry the other phase's name
+        for (
+            other
+        ) in self.gathers.values():  # a prefetch may carry the other phase's name
             for boxing in other:
                 executor.wait(boxing)
         self.is_whole = True
 
     def free(self) -> None:
         """Keep the parts only."""
-        for parameter, part in zip(self.parameters, self.parts, strict=True):
-            parameter.data = part.data
+        for name, parameter in self.parameters.items():
+            parameter.data = self.parts[name].data
         for buffer in self.buffers.values():
             buffer.untyped_storage().resize_(0)
         self.is_whole = False
 
-    def take(self, indices: Sequence[int], values: Sequence[Tensor]) -> None:
+    def take(self, names: Sequence[str], values: Sequence[Tensor]) -> None:
         """Store whole parameters that have arrived, and show them to the module."""
-        dtype = self.parameters[indices[0]].dtype
-        sizes = [self.shapes[i].numel() for i in indices]
-        buffer = self.buffers.get(dtype)
+        like = self.parts[names[0]]
+        sizes = [self.shapes[name].numel() for name in names]
+        buffer = self.buffers.get(like.dtype)
         if buffer is None:
-            device = self.parameters[indices[0]].device
-            buffer = torch.empty(sum(sizes), dtype=dtype, device=device)
-            self.buffers[dtype] = buffer
-        buffer.untyped_storage().resize_(sum(sizes) * dtype.itemsize)
+            buffer = torch.empty(sum(sizes), dtype=like.dtype, device=like.device)
+            self.buffers[like.dtype] = buffer
+        buffer.untyped_storage().resize_(sum(sizes) * like.dtype.itemsize)
         views = [
-            piece.view(self.shapes[i])
-            for i, piece in zip(indices, buffer.split(sizes), strict=True)
+            piece.view(self.shapes[name])
+            for name, piece in zip(names, buffer.split(sizes), strict=True)
         ]
         torch._foreach_copy_(views, list(values))
-        for i, view in zip(indices, views, strict=True):
-            self.parameters[i].data = view
+        for name, view in zip(names, views, strict=True):
+            self.parameters[name].data = view
 
 
-def store_parts(
-    program: Program,
-    executor: Executor,
-    model: nn.Module,
-    blocks: Sequence[Block],
-    parts: Mapping[str, nn.Parameter],
-) -> list[StoredBlock]:
-    """Turn a model's parameters into parts, and bind the gathers of its blocks.
+def stored_blocks(
+    model: nn.Module, blocks: Sequence[Block], parts: Mapping[str, nn.Parameter]
+) -> dict[str, StoredBlock]:
+    """Turn a model's whole parameters into parts, block by block.
 
     Args:
         parts: this rank's parts by name; parameters that are not split map to themselves.
     """
     named = dict(model.named_parameters())
-    stored = []
+    stored = {}
     for block in blocks:
         names = [n for n in block.parameters if parts[n] is not named[n]]
         item = StoredBlock(
             block,
-            [named[n] for n in names],
-            [parts[n] for n in names],
-            [torch.Size(program.tensors[n].shape) for n in names],
-            {"forward": [], "backward": []},
+            {n: named[n] for n in names},
+            {n: parts[n] for n in names},
+            {n: named[n].shape for n in names},
         )
-        where = {name: i for i, name in enumerate(names)}
-        for boxing in program.boxings():
-            if boxing.queue == "params" and set(boxing.inputs) <= set(names):
-                phase = "forward" if ".gather.forward." in boxing.name else "backward"
-                item.gathers[phase].append(boxing.name)
-                _bind_gather(executor, item, boxing, where)
         item.free()
-        stored.append(item)
+        stored[item.name] = item
     return stored
 
 
-def _bind_gather(
-    executor: Executor, item: StoredBlock, boxing: Boxing, where: Mapping[str, int]
-) -> None:
-    indices = [where[name] for name in boxing.inputs]
+def bind_gathers(program: Program, executor: Executor, stored: StoredBlock) -> None:
+    """Bind the boxings that make one block whole."""
+    stored.gathers = {"forward": [], "backward": []}
+    for boxing in program.boxings():
+        if boxing.queue == "params" and set(boxing.inputs) <= set(stored.parts):
+            phase = "forward" if ".gather.forward." in boxing.name else "backward"
+            stored.gathers[phase].append(boxing.name)
+            _bind_gather(executor, stored, boxing)
 
+
+def _bind_gather(executor: Executor, stored: StoredBlock, boxing: Boxing) -> None:
     def source() -> list[Tensor]:
-        return [item.parts[i].detach() for i in indices]
+        return [stored.parts[name].detach() for name in boxing.inputs]
 
     def sink(values: Sequence[Tensor]) -> None:
-        item.take(indices, values)
+        stored.take(boxing.inputs, values)
 
     executor.bind(boxing.name, Binding(source, sink))

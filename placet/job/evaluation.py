@@ -1,0 +1,77 @@
+"""Means over a validation set whose rows are split over the ranks."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from placet.job.data import Data, part_loader
+from placet.placement.placement import B, P
+from placet.program.data_parallel import along
+from placet.run.precision import Precision, autocast
+from placet.run.training import Training
+
+Value: TypeAlias = "float | Tensor | tuple[float | Tensor, float | Tensor]"
+Metrics: TypeAlias = Callable[[nn.Module, Any], Mapping[str, Value]]
+
+
+def evaluate(
+    training: Training,
+    data: Data,
+    *,
+    loss: Callable[[nn.Module, Any], Value] | None,
+    metrics: Metrics | None,
+    precision: Precision,
+) -> dict[str, float]:
+    """Weighted means over the whole set, equal on every rank.
+
+    Args:
+        data: gone through once, in order.
+        loss: as the job's; its mean is called "loss".
+        metrics: further means by name, each with its count or weighing a batch's rows.
+
+    Raises:
+        ValueError: neither loss nor metrics is there.
+    """
+    if loss is None and metrics is None:
+        raise ValueError("nothing to evaluate: give the job a loss or metrics")
+    sums: dict[str, list[float]] = {}
+    wire, model = training.wire, training.model
+    ordered = Data(data.dataset, data.batch_size, False, data.num_workers, data.collate)
+    was_training = model.training
+    model.eval()
+    try:
+        for part in part_loader(ordered, wire.rank, wire.num_ranks, num_epochs=1):
+            for micro in part.micro_batches:
+                with torch.no_grad(), autocast(precision):
+                    found = dict(metrics(model, micro.batch)) if metrics else {}
+                    if loss is not None and "loss" not in found:
+                        found = {"loss": loss(model, micro.batch), **found}
+                for name, value in found.items():
+                    mean, count = _mean_and_count(value, micro.num_rows)
+                    count = 0.0 if micro.is_dummy else count
+                    total = sums.setdefault(name, [0.0, 0.0])
+                    total[0] += mean * count if count else 0.0
+                    total[1] += count
+    finally:
+        model.train(was_training)
+        training.hooks.free()
+    return _over_ranks(training, sums)
+
+
+def _mean_and_count(value: Any, num_rows: int) -> tuple[float, float]:
+    if isinstance(value, tuple):
+        return float(value[0]), float(value[1])
+    return float(value), float(num_rows)
+
+
+def _over_ranks(training: Training, sums: dict[str, list[float]]) -> dict[str, float]:
+    local = torch.tensor(list(sums.values()), dtype=torch.float64).flatten()
+    axis = training.options.axis
+    src, dst = along(training.mesh, axis, P()), along(training.mesh, axis, B)
+    totals = training.executor.box_now("metrics", local, src, dst).view(-1, 2).tolist()
+    return {
+        name: total / max(count, 1.0)
+        for name, (total, count) in zip(sums, totals, strict=True)
+    }

@@ -1,0 +1,427 @@
+"""A job: a plain model, its loss, optimizer and data, trained on all ranks.
+
+    job = Job(model, loss, optimizer, data, steps=1000)
+    job.fit()
+
+Or in a loop of one's own, with four changed lines:
+
+    job = Job(model, optimizer=optimizer)
+    x, y = job.part((x, y))          this rank's rows
+    job.backward(loss)               instead of loss.backward()
+    job.update()                     instead of optimizer.step(); optimizer.zero_grad()
+
+`Job` is thin: it owns the loop, the callbacks and the checkpoints. What happens in a
+step is `placet.run.training`; which boxings there are is its program (`job.program`).
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from placet.job.checkpoint import Checkpoints, Saver
+from placet.job.data import BatchPart, Data, MicroBatch, Position, part_loader
+from placet.job.evaluation import Metrics, evaluate
+from placet.job.events import (
+    Evaluated,
+    Event,
+    Finished,
+    Saved,
+    Started,
+    StepDone,
+)
+from placet.job.interrupt import requested
+from placet.job.record import Recorder
+from placet.job.session import current_wire
+from placet.job.setup import Settings, build_training, check_same_everywhere
+from placet.job.split import part_of
+from placet.job.state import Progress, job_state, load_job_state
+from placet.placement.mesh import Mesh
+from placet.program.program import Program
+from placet.run.forward import global_forward
+from placet.run.global_batch import Rows
+from placet.run.precision import Precision, autocast
+from placet.run.training import Training, UpdateDone
+from placet.settings import run_dir
+from placet.wire.interface import Wire
+
+Loss: TypeAlias = Callable[[nn.Module, Any], "Tensor | tuple[Tensor, float | Tensor]"]
+Callback: TypeAlias = Callable[["Job", Event], None]
+
+
+class Job:
+    """Trains a plain module on every rank of the job.
+
+    >>> job = Job(model, loss, AdamW, Data(digits, batch_size=64), steps=100)
+    >>> job.fit()
+
+    Args:
+        model: written for one device, built alike on every rank.
+        loss: `loss(model, batch)` -> the mean loss, or (mean loss, number of targets it
+            is the mean of); without a number, the rows of the batch are counted.
+        optimizer: made over `model.parameters()`, or a function params -> optimizer.
+        data: `Data`, or a DataLoader to adopt. Its batch size is the global one.
+        steps: how many steps `fit` trains in all.
+        zero: 0: parameters on every rank. 1, 2: the optimizer's work and state split.
+            3: parameters split as well.
+        accumulate: micro-batches per step and rank.
+        clip_norm: clip gradients to this global norm.
+        precision: "bf16" and "fp16" run the loss under autocast.
+        scheduler: a torch scheduler, or a function optimizer -> scheduler; stepped once
+            a step.
+        validation, evaluate_every: what `evaluate` goes through, and when `fit` does so
+            (None: once, at the end).
+        metrics: `metrics(model, batch)` -> {name: mean, or (mean, count)}.
+        callbacks: functions `callback(job, event)`.
+        checkpoints: where and how often to save.
+        seed: keys all randomness: dropout, data order, augmentation.
+        local_batch_norm: BatchNorm by each rank's own rows, as DDP does.
+        name: shown in reports.
+        wire: carries the moves; the process's own when left out.
+
+    Raises:
+        ValueError: settings that contradict one another; says which and what to do.
+        RanksDiffer: ranks were started with different parameters, code or settings.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss | None = None,
+        optimizer: "Optimizer | Callable[[Any], Optimizer] | None" = None,
+        data: "Data | Any | None" = None,
+        *,
+        steps: int | None = None,
+        zero: Literal[0, 1, 2, 3] = 0,
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        precision: Precision = "fp32",
+        scheduler: "LRScheduler | Callable[[Optimizer], LRScheduler] | None" = None,
+        validation: "Data | Any | None" = None,
+        evaluate_every: int | None = None,
+        metrics: Metrics | None = None,
+        callbacks: Sequence[Callback] = (),
+        checkpoints: Checkpoints | None = None,
+        seed: int = 0,
+        local_batch_norm: bool = False,
+        name: str = "job",
+        wire: Wire | None = None,
+    ) -> None:
+        self.model = model
+        self.loss = loss
+        self.steps = steps
+        self.data = None if data is None else Data.of(data)
+        self.validation = None if validation is None else Data.of(validation)
+        self.evaluate_every = evaluate_every
+        self.metrics = metrics
+        self.callbacks = list(callbacks)
+        self.checkpoints = checkpoints
+        self.name = name
+        self.wire = current_wire() if wire is None else wire
+        self.run_dir = run_dir()
+        self.settings = Settings(
+            zero=zero,
+            accumulate=accumulate,
+            clip_norm=clip_norm,
+            precision=precision,
+            seed=seed,
+            local_batch_norm=local_batch_norm,
+            batch_rows=self.data.batch_size if self.data else 0,
+        )
+        self.optimizer = _made(optimizer, model.parameters())
+        check_same_everywhere(model, self.optimizer, self.settings, self.wire)
+        self.training: Training = build_training(
+            name, model, self.optimizer, self.settings, self.wire
+        )
+        self.scheduler = _scheduler(scheduler, self.optimizer)
+        self.forward = global_forward(model, self.training, seed, local_batch_norm)
+        if self.run_dir is not None:
+            recorder = Recorder(self.run_dir, self.rank)
+            self.callbacks.insert(0, recorder)
+            self.training.observe(recorder.observe)
+        self.step_count = 0
+        self.position = Position()
+        self.status: Literal["done", "stopped", "failed"] = "done"
+        self._saver: Saver | None = None
+        self._micro = 0
+        self._rows: Rows | None = None
+        self._stop = self._just_evaluated = self._just_saved = False
+        self._began = time.monotonic()
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self.wire.rank
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks train together."""
+        return self.wire.num_ranks
+
+    @property
+    def mesh(self) -> Mesh:
+        """Where the job's tensors live."""
+        return self.training.mesh
+
+    @property
+    def program(self) -> Program:
+        """One training step as data: print it to see every boxing."""
+        return self.training.program
+
+    def fit(self, steps: int | None = None) -> None:
+        """Train until `steps` steps have been taken in all, then evaluate.
+
+        Ctrl-C ends the step, saves, and returns with `status` "stopped".
+
+        Raises:
+            ValueError: no loss, data, optimizer or number of steps is known.
+            NonFiniteLoss: names the step and the parameter.
+        """
+        last = self._check_fit(steps)
+        began = time.monotonic()
+        self.status = "failed"
+        self.emit(Started(self.step_count + 1, last, str(self.program)))
+        try:
+            stopped = self._loop(last)
+            if self.validation is not None and not stopped and not self._just_evaluated:
+                self.evaluate()
+            if stopped or (self.checkpoints and not self._just_saved):
+                self.save()
+            self._finish_save()
+            self.status = "stopped" if stopped else "done"
+        finally:
+            self.training.settle()
+            seconds = time.monotonic() - began
+            accounts = self.training.ledger.accounts()
+            self.emit(Finished(self.status, self.step_count, seconds, accounts))
+
+    def step(self, part: BatchPart) -> StepDone:
+        """Take one training step on this rank's part of a global batch."""
+        if self.loss is None:
+            raise ValueError("Job.step needs a loss: Job(model, loss=...)")
+        stop = requested()
+        self.training.begin(self.step_count + 1)
+        if self.training.needs_closure:
+            done = self.training.update_by_closure(lambda: self._passes(part, stop))
+        else:
+            self._passes(part, stop)
+            done = self.training.update()
+        self.position = part.following
+        return self._stepped(done)
+
+    def part(self, batch: Any) -> Any:
+        """This rank's rows of a global batch, for a loop of one's own.
+
+        Args:
+            batch: tensors of equal first dim, in any nesting of tuples and dicts; the
+                same on every rank.
+
+        Returns:
+            The same structure with this rank's rows. A rank without rows gets row 0,
+            which counts for nothing.
+        """
+        if self._micro == 0:
+            self.training.begin(self.step_count + 1)
+        local, self._rows = part_of(batch, self.rank, self.num_ranks, self._micro)
+        self.forward.prepare(self.training.executor.step, self._rows)
+        return local
+
+    def backward(self, loss: Tensor, num_targets: float | None = None) -> None:
+        """Compute gradients of a loss over `part`'s rows, in a loop of one's own.
+
+        Args:
+            loss: the mean over this rank's targets, 0-d.
+            num_targets: how many; the rows of the part when left out.
+        """
+        if self._rows is None:
+            raise ValueError(
+                "job.backward without job.part: call batch = job.part(batch) first, so "
+                "that each rank has its own rows"
+            )
+        self._micro += 1
+        count = self._rows.num_rows if num_targets is None else float(num_targets)
+        if self._rows.is_dummy:
+            count = 0
+        is_last = self._micro == self.settings.accumulate
+        with self.forward.active():
+            self.training.backward(loss, count, is_last=is_last, stop=requested())
+
+    def update(self) -> StepDone:
+        """Update the parameters, in a loop of one's own; gradients are none after it.
+
+        Raises:
+            ValueError: not `accumulate` calls of `backward` since the last update.
+        """
+        if self._micro != self.settings.accumulate:
+            raise ValueError(
+                f"job.update after {self._micro} job.backward calls, but the job has "
+                f"accumulate={self.settings.accumulate}"
+            )
+        self._micro = 0
+        done = self._stepped(self.training.update())
+        self.training.settle()
+        return done
+
+    def evaluate(self) -> Mapping[str, float]:
+        """Means of the loss and metrics over the validation set, on all ranks."""
+        if self.validation is None:
+            raise ValueError("Job.evaluate needs validation=Data(...)")
+        self.training.settle()
+        means = evaluate(
+            self.training,
+            self.validation,
+            loss=self.loss,
+            metrics=self.metrics,
+            precision=self.settings.precision,
+        )
+        self.emit(Evaluated(self.step_count, means))
+        return means
+
+    def save(self) -> None:
+        """Write a checkpoint in the background; complete, or not there at all."""
+        if self.checkpoints is None:
+            return
+        self.training.settle()
+        if self._saver is None:
+            self._saver = Saver(
+                self.checkpoints, rank=self.rank, num_ranks=self.num_ranks
+            )
+        progress = Progress(self.step_count, self.position)
+        state = job_state(self.training, self.scheduler, progress)
+        saved = self._saver.save(self.step_count, state)
+        if saved is not None:
+            self.emit(Saved(saved.step, str(saved.path), saved.seconds))
+
+    def load(self, path: Path | str) -> None:
+        """Go on from a checkpoint, written by any number of ranks and any ZeRO level.
+
+        Args:
+            path: a checkpoint, or the folder of them, of which the newest is taken.
+
+        Raises:
+            CheckpointError: none there, truncated, or of another model.
+        """
+        progress = load_job_state(self.training, self.scheduler, path)
+        self.step_count, self.position = progress.step, progress.position
+
+    def emit(self, event: Event) -> None:
+        """Tell every callback."""
+        for callback in self.callbacks:
+            callback(self, event)
+
+    def _loop(self, last: int) -> bool:
+        assert self.data is not None
+        parts = part_loader(
+            self.data,
+            self.rank,
+            self.num_ranks,
+            self.settings.seed,
+            self.settings.accumulate,
+            self.position,
+        )
+        self._stop = self._just_evaluated = self._just_saved = False
+        while self.step_count < last:
+            part = self.training.executor.run("load", "load", lambda: next(parts))
+            self.step(part)
+            step = self.step_count
+            every = self.evaluate_every
+            self._just_evaluated = bool(every and step % every == 0)
+            if self._just_evaluated and self.validation is not None:
+                self.evaluate()
+            self._just_saved = bool(self.checkpoints) and self._save_is_due(step)
+            if self._just_saved:
+                self.save()
+            if self._stop:
+                return True
+        return False
+
+    def _passes(self, part: BatchPart, stop: bool) -> None:
+        """Forward and backward of every micro-batch."""
+        for index, micro in enumerate(part.micro_batches):
+            loss, count = self._losses(micro, part.global_rows)
+            is_last = index == len(part.micro_batches) - 1
+            with self.forward.active():
+                self.training.backward(
+                    loss, count, is_last=is_last, stop=stop and is_last
+                )
+
+    def _losses(self, micro: MicroBatch, global_rows: int) -> tuple[Tensor, float]:
+        assert self.loss is not None
+        rows = Rows(
+            micro.first_row,
+            max(micro.num_rows, 1),
+            global_rows,
+            weight=0.0 if micro.is_dummy else 1.0,
+        )
+        self.forward.prepare(self.training.executor.step, rows)
+        with self.forward.active(), autocast(self.settings.precision):
+            result = self.loss(self.model, micro.batch)
+        loss, count = result if isinstance(result, tuple) else (result, micro.num_rows)
+        return loss, 0.0 if micro.is_dummy else float(count)
+
+    def _stepped(self, done: UpdateDone) -> StepDone:
+        learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        if self.scheduler is not None and not done.skipped:
+            self.scheduler.step()
+        self.step_count += 1
+        self._stop = done.stop
+        sent, received = self.training.ledger.end_step()
+        now = time.monotonic()
+        event = StepDone(
+            self.step_count,
+            done.loss,
+            done.num_targets,
+            learning_rate,
+            done.grad_norm,
+            now - self._began,
+            sent,
+            received,
+            done.skipped,
+        )
+        self._began = now
+        self.emit(event)
+        return event
+
+    def _save_is_due(self, step: int) -> bool:
+        every = self.checkpoints.every_steps if self.checkpoints else None
+        return every is not None and step % every == 0
+
+    def _finish_save(self) -> None:
+        if self._saver is not None:
+            saver, self._saver = self._saver, None
+            saved = saver.close()
+            if saved is not None:
+                self.emit(Saved(saved.step, str(saved.path), saved.seconds))
+
+    def _check_fit(self, steps: int | None) -> int:
+        last = steps if steps is not None else self.steps
+        needed = {"loss": self.loss, "data": self.data, "steps": last}
+        missing = [name for name, value in needed.items() if value is None]
+        if missing or last is None:
+            raise ValueError(f"Job.fit needs {', '.join(missing)}: give it to Job(...)")
+        return last
+
+
+def _made(optimizer: Any, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    if optimizer is None:
+        raise ValueError(
+            "Job needs an optimizer: one made over model.parameters(), or a function "
+            "such as lambda params: torch.optim.AdamW(params, lr=3e-4)"
+        )
+    made = optimizer if isinstance(optimizer, Optimizer) else optimizer(parameters)
+    if not isinstance(made, Optimizer):
+        raise TypeError(f"optimizer gave a {type(made).__name__}, not an Optimizer")
+    return made
+
+
+def _scheduler(scheduler: Any, optimizer: Optimizer) -> LRScheduler | None:
+    if scheduler is None or isinstance(scheduler, LRScheduler):
+        return scheduler
+    made = scheduler(optimizer)
+    if not isinstance(made, LRScheduler):
+        raise TypeError(f"scheduler gave a {type(made).__name__}, not an LRScheduler")
+    return made

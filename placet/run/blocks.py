@@ -1,0 +1,154 @@
+"""Hooks that make a plain module's blocks the compute nodes of its program.
+
+The user calls `model(...)` and autograd runs the backward; hooks on the blocks tell when
+each opaque node begins and ends, so that the executor can fire the boxings around it:
+
+    before a block's forward    its parameters are whole; the next block's are on their way
+    after it                    level 3: only parts are kept, except the last block's
+    before its backward         whole again; the block before is on its way
+    after it                    level 3: only parts are kept
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from placet.program.blocks import Block
+from placet.program.data_parallel import block_name
+from placet.run.events import NodeFired
+from placet.run.executor import Executor
+from placet.run.parameters import StoredBlock
+
+
+@dataclass
+class BlockHooks:
+    """What happens around the forward and backward of each block.
+
+    Args:
+        stored: the blocks with parts (level 3), in forward order; the root is last.
+        updated: boxings of the last update that a block must wait for (level 1, 2).
+    """
+
+    executor: Executor
+    blocks: Sequence[Block]
+    stored: dict[str, StoredBlock] = field(default_factory=dict)
+    updated: dict[str, list[str]] = field(default_factory=dict)
+    began: dict[str, float] = field(default_factory=dict)
+    in_backward: set[str] = field(default_factory=set)
+    current: str | None = None
+
+    def before_forward(self, block: Block) -> None:
+        """The block's parameters are needed."""
+        name = block_name(block)
+        for boxing in self.updated.get(name, ()):
+            self.executor.wait(boxing)
+        if name in self.stored:
+            self.stored[name].make_whole(self.executor, "forward")
+            self.prefetch(block, +1, "forward")
+        self.began[name] = time.monotonic()
+
+    def after_forward(self, block: Block, output: object) -> None:
+        """The block has computed; arrange for its backward, or let go of it."""
+        name = block_name(block)
+        self.tell(name, "forward")
+        if name in self.in_backward:  # recomputed by activation checkpointing
+            return
+        tensors = [
+            t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad
+        ]
+        if tensors and torch.is_grad_enabled():
+            torch.autograd.graph.register_multi_grad_hook(
+                tensors, lambda _: self.before_backward(block), mode="any"
+            )
+        kept = bool(tensors) and (not block.name or block is self.last_block())
+        if name in self.stored and not kept:
+            self.stored[name].free()
+
+    def before_backward(self, block: Block) -> None:
+        """The block's backward is about to run."""
+        name = block_name(block)
+        if self.current is not None:
+            self.after_backward(self.current)
+        self.current = name
+        self.in_backward.add(name)
+        if name in self.stored:
+            self.stored[name].make_whole(self.executor, "backward")
+            self.prefetch(block, -1, "backward")
+        self.began[name] = time.monotonic()
+
+    def after_backward(self, name: str) -> None:
+        """The next block's backward, or the end of all, has come."""
+        self.tell(name, "backward")
+        if name == "root":  # its embeddings and norms frame all other blocks
+            return
+        self.in_backward.discard(name)
+        if name in self.stored:
+            self.stored[name].free()
+
+    def end_backward(self) -> None:
+        """All gradients have been made."""
+        if self.current is not None:
+            self.after_backward(self.current)
+        self.current = None
+        self.in_backward.clear()
+        self.free()
+
+    def free(self) -> None:
+        """Level 3: keep parts only, of every block."""
+        for stored in self.stored.values():
+            for boxings in stored.gathers.values():
+                for boxing in boxings:
+                    self.executor.wait(boxing)
+            stored.free()
+
+    def last_block(self) -> Block | None:
+        """The block whose backward comes first."""
+        inner = [b for b in self.blocks if b.name]
+        return inner[-1] if inner else None
+
+    def prefetch(self, block: Block, direction: int, phase: str) -> None:
+        """Start gathering the neighbour's parameters, so that they come in time."""
+        inner = [b for b in self.blocks if b.name]
+        here = (
+            inner.index(block) if block.name else (-1 if direction > 0 else len(inner))
+        )
+        there = here + direction
+        if 0 <= there < len(inner):
+            neighbour = self.stored.get(block_name(inner[there]))
+            if neighbour is not None:
+                neighbour.submit(self.executor, phase)
+
+    def tell(self, name: str, phase: str) -> None:
+        """Let the observer know of an opaque compute node."""
+        began = self.began.pop(name, None)
+        if began is not None:
+            event = NodeFired(
+                self.executor.step,
+                f"{name}.{phase}",
+                "compute",
+                began,
+                time.monotonic(),
+            )
+            self.executor.observer(event)
+
+
+def install(model: nn.Module, hooks: BlockHooks) -> list[Callable[[], None]]:
+    """Hook the blocks of a model; the returned functions take the hooks off again."""
+    handles: list[Callable[[], None]] = []
+    for block in hooks.blocks:
+        module = model.get_submodule(block.name)
+
+        def before(_m: nn.Module, _args: Any, block: Block = block) -> None:
+            hooks.before_forward(block)
+
+        def after(_m: nn.Module, _a: Any, output: Any, block: Block = block) -> None:
+            hooks.after_forward(block, output)
+
+        handles.append(module.register_forward_pre_hook(before).remove)
+        handles.append(module.register_forward_hook(after).remove)
+    return handles
