@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import docs
+import bench.docs as docs
 from bench.harness import RESULTS, ROOT, commit, machine, write_result
 
 STATE = ROOT / "build" / "prove.json"

@@ -1,5 +1,6 @@
 """Nested containers of tensors: torch's pytree."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils import _pytree
@@ -8,3 +9,8 @@ from torch.utils import _pytree
 def leaves(tree: Any) -> list[Any]:
     """What stands in nested lists, tuples, dicts and other containers, in order."""
     return list(_pytree.tree_leaves(tree))
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The same containers with `function` applied to what stands in them."""
+    return _pytree.tree_map(function, tree)

@@ -22,6 +22,8 @@ DISTRIBUTED = {  # who may import torch.distributed, and why
     "placet/job/elastic.py": "torch elastic's launcher",
     "placet/job/forkserver_preload.py": "loads torch once for all workers",
     "placet/job/checkpoint": "torch.distributed.checkpoint",
+    "placet/job/state.py": "DTensors, as which the checkpoint sees parts",
+    "placet/job/doctor.py": "tries whether gloo works on this machine",
 }
 
 
