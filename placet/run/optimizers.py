@@ -239,7 +239,8 @@ def load_optimizer_state(
     """Load what `optimizer_state` gave, whatever the order of parameters was then.
 
     Options of the groups (the learning rate among them) are loaded too, as torch does.
-    Tensors are moved to each parameter's device and dtype.
+    Tensors are moved to each parameter's device, and to its dtype if they follow it;
+    counters and products keep theirs, so that training resumes to the same bits.
 
     Args:
         names: parameter (or part) -> its name in the model.
@@ -271,6 +272,11 @@ def load_optimizer_state(
         groups.append(theirs)
     state = {index[name]: dict(e) for name, e in saved["state"].items()}
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    for parameter in _parameters(optimizer):
+        loaded = optimizer.state.get(parameter, {})
+        for key, value in saved["state"].get(names[parameter], {}).items():
+            if isinstance(value, Tensor) and not follows(value, parameter):
+                loaded[key] = value.to(loaded[key].device)
 
 
 def _names(optimizer: Optimizer, names: Mapping[Tensor, str]) -> list[str]:
