@@ -9,9 +9,9 @@ store look-up a move. On NCCL `wait` orders the current stream and does not bloc
 
 # NOTE [Groups]
 A move's group that is not the whole job becomes a process group of its own when first
-used, made by its members alone (`use_local_synchronization`) and kept. Making one
-blocks until all its members come, so ranks that first use two groups in different
-orders would wait for each other: `prepare` makes all groups at the start, sorted.
+used, made by its members alone and kept until `close`. Making one blocks until all its
+members come, so ranks that first use two groups in different orders would wait for each
+other: `prepare` makes all groups at the start, sorted.
 """
 
 import time
@@ -27,7 +27,12 @@ from torch import Tensor
 from placet.boxing.moves import Move, describe
 from placet.errors import MoveMismatch, WireError, WireTimeout
 from placet.settings import Worker, worker
-from placet.torch_private.c10d import PrefixStore, default_store, set_bytes
+from placet.torch_private.c10d import (
+    PrefixStore,
+    default_store,
+    group_of,
+    set_bytes,
+)
 from placet.wire.c10d_failures import diagnose, mismatch_of_others, report_mismatch
 from placet.wire.c10d_moves import Call, Started, start
 from placet.wire.check import check_submission
@@ -44,6 +49,7 @@ class C10dWire(Wire):
         timeout_seconds: the deadline of the groups that the wire makes; the deadline
             of `process_group` itself was set when it was made.
         check_order: raise MoveMismatch where members submit in different orders.
+        owns_process_group: `close` ends torch.distributed, too.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class C10dWire(Wire):
         *,
         timeout_seconds: float = 300.0,
         check_order: bool = False,
+        owns_process_group: bool = False,
     ) -> None:
         world = process_group or dist.group.WORLD
         if world is None:
@@ -72,6 +79,7 @@ class C10dWire(Wire):
         self._num_exchanged: Counter[str] = Counter()
         self._broken: dict[tuple[int, ...], WireError] = {}
         self._control_bytes = 0
+        self._owns_process_group = owns_process_group
 
     def prepare(self, groups: Iterable[tuple[int, ...]]) -> None:
         for group in sorted(set(groups)):
@@ -131,10 +139,13 @@ class C10dWire(Wire):
     def close(self) -> None:
         for future in list(self._in_flight.values()):
             future.wait()
-        for group, process_group in self._groups.items():
-            if group != tuple(range(self.num_ranks)):
-                dist.destroy_process_group(process_group)
-        self._groups = {}
+        world = self._groups[tuple(range(self.num_ranks))]
+        for group in self._groups.values():
+            if group is not world:
+                dist.destroy_process_group(group)
+        self._groups = {tuple(range(self.num_ranks)): world}
+        if self._owns_process_group:
+            dist.destroy_process_group()
 
     def forget(self, future: "_C10dFuture") -> None:
         """Note that a future is done."""
@@ -161,12 +172,15 @@ class C10dWire(Wire):
         if found is None and len(group) == 1:
             return self._groups[tuple(range(self.num_ranks))]
         if found is None:
-            found = dist.new_group(
-                [self._world_ranks[rank] for rank in group],
-                timeout=timedelta(seconds=self.timeout_seconds),
-                use_local_synchronization=True,
-                sort_ranks=False,
-            )
+            ranks = [self._world_ranks[rank] for rank in group]
+            name = f"placet/{'-'.join(map(str, ranks))}"
+            try:
+                found = group_of(ranks, name, timedelta(seconds=self.timeout_seconds))
+            except RuntimeError as error:
+                raise WireTimeout(
+                    f"rank {self.rank} could not make group {group}: not all members "
+                    f"came within {self.timeout_seconds:g} s ({error})"
+                ) from error
             self._groups[group] = found
         return found
 
@@ -297,7 +311,11 @@ def connect(*, timeout_seconds: float = 300.0, check_order: bool = False) -> C10
         raise WireTimeout(
             f"not all {here.num_ranks} ranks came within {timeout_seconds:g} s: {error}"
         ) from error
-    return C10dWire(timeout_seconds=timeout_seconds, check_order=check_order)
+    return C10dWire(
+        timeout_seconds=timeout_seconds,
+        check_order=check_order,
+        owns_process_group=True,
+    )
 
 
 def _backend(here: Worker) -> str:

@@ -1,7 +1,7 @@
 """How the twin carries a move: real copies between members, each of them counted.
 
 Sums have one fixed order, gloo's: an all-reduce of n members adds chunk c as
-((x[c] + x[c-1]) + x[c-2]) + ..., indices modulo n     -> _all_reduce
+((x[c-1] + x[c-2]) + ...) + x[c], indices modulo n     -> _all_reduce
 a reduce-scatter adds in group order                   -> _reduce_scatter
 """
 
@@ -84,12 +84,12 @@ def _all_reduce(
     parts = [list(torch.split(p.clone(), list(move.chunks))) for p in payloads]
     for step in range(size - 1):
         for src in range(size):
-            dst, chunk = (src - 1) % size, (src + step) % size
+            dst, chunk = (src - 1) % size, (src + 1 + step) % size
             arrival = links.send(src, dst, parts[src][chunk])
             parts[dst][chunk] = reduce(parts[dst][chunk], arrival)
     for step in range(size - 1):
         for src in range(size):
-            dst, chunk = (src - 1) % size, (src - 1 + step) % size
+            dst, chunk = (src - 1) % size, (src + step) % size
             parts[dst][chunk] = links.send(src, dst, parts[src][chunk])
     return [torch.cat(part) for part in parts]
 

@@ -1,0 +1,283 @@
+"""c10d on gloo is a wire, and its byte counts are those of the sockets."""
+
+import os
+import signal
+import socket
+import struct
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from placet.boxing.moves import AllReduce, AllToAll, ReduceScatter, describe
+from placet.errors import PeerLost, WireError, WireTimeout
+from placet.torch_private.c10d import TCPStore, default_store
+from placet.wire.c10d import C10dWire, connect
+from testing.processes import collect, start_rank
+from testing.ranks import run_ranks, run_threads
+from tests.wire.conformance import (
+    CHECKS,
+    check_late,
+    check_lost,
+    check_mismatch,
+    check_moves,
+    moves_of,
+    payload_of,
+    submit_in_two_orders,
+)
+
+pytestmark = pytest.mark.procs
+
+HEADER_BYTES = 48  # one gloo message
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_gloo_conforms(check):
+    run_ranks(3, check, "cpu")
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_gloo_moves_on_any_number_of_ranks(num_ranks):
+    run_ranks(num_ranks, check_moves, "cpu")
+
+
+def test_gloo_moves_with_the_order_checked():
+    run_ranks(3, check_moves, "cpu", check_order=True)
+
+
+def late_by_a_second(wire):
+    wire.timeout_seconds = 20  # of the exchange by which rank 1 waits for the others
+    return check_late(wire, "cpu")
+
+
+def test_gloo_late_rank_is_named():
+    first, _, third = run_ranks(3, late_by_a_second, wire_timeout=1, timeout=40)
+    for found in (first, third):
+        assert found.startswith("WireTimeout key 'grads.3' (AllReduce of torch.float32")
+        assert "submitted by ranks 0, 2; not by rank 1, silent for 1 s" in found
+
+
+def test_gloo_lost_rank_is_the_first_failure():
+    with pytest.raises(KeyError, match="stops here") as caught:
+        run_ranks(3, check_lost, "cpu")
+    assert "rank 0 (PeerLost), rank 2 (PeerLost)" in caught.value.__notes__[0]
+
+
+def test_gloo_mismatch_reaches_all():
+    for found in run_ranks(3, check_mismatch, "cpu", check_order=True):
+        assert found.startswith("MoveMismatch ranks disagree on different moves")
+        assert "num_elements=4" in found
+        assert "num_elements=5" in found
+
+
+def test_gloo_wrong_order_reaches_all():
+    for found in run_ranks(3, submit_in_two_orders, "cpu", check_order=True):
+        assert found.startswith("MoveMismatch ranks disagree on an order: submission 1")
+
+
+def wait_crosswise(wire):
+    """Rank 0 waits for (0, 1); rank 1 for (1, 2), where nobody comes."""
+    wire.prepare([(0, 1), (1, 2)])
+    wire.timeout_seconds = 20
+    group = (0, 1) if wire.rank == 0 else (1, 2)
+    found = ""
+    if wire.rank < 2:
+        move = AllReduce(group, 4, torch.float32)
+        future = wire.submit(move, torch.ones(4), key=f"of rank {wire.rank}")
+        with pytest.raises(WireTimeout) as caught:
+            future.wait()
+        found = str(caught.value)
+        with pytest.raises(WireTimeout, match="this group failed before"):
+            wire.submit(move, torch.ones(4), key="next")
+    wire.exchange(b"", key="end")
+    return found
+
+
+def test_gloo_timeout_tells_what_the_others_wait_for():
+    first, second, _ = run_ranks(3, wait_crosswise, wire_timeout=1, timeout=40)
+    assert "not by rank 1, which waited for 'of rank 1'" in first
+    assert "submitted by ranks 1; not by rank 2, silent" in second
+
+
+def die_between(wire, victim):
+    move = AllToAll((0, 1, 2), ((0, 0, 0), (0, 0, 0), (9, 0, 0)), torch.float32)
+    payload = payload_of(move, wire.rank, "cpu")
+    wire.submit(move, payload, key="pairs").wait()
+    if wire.rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        future = wire.submit(move, payload, key="pairs again")
+        future.wait()
+    except PeerLost as error:
+        return str(error)
+    return "no error"
+
+
+def test_gloo_death_is_felt_by_pairs_and_by_them_alone():
+    first, second, third = run_ranks(3, die_between, 2, expect_death=[2])
+    assert "key 'pairs again'" in first
+    assert "rank 2 is gone" in first
+    assert second == "no error"
+    assert third is None
+
+
+def sums_of(wire, dtype):
+    generator = torch.Generator().manual_seed(wire.rank)
+    group = tuple(range(wire.num_ranks))
+    terms = torch.randn(1501, generator=generator).to(dtype)
+    counts = tuple(range(1501 // 3 - 1, 1501 // 3 + 2))
+    assert sum(counts) == 1500
+    return [
+        wire.submit(AllReduce(group, 1501, dtype), terms, key="a").wait(),
+        wire.submit(ReduceScatter(group, counts, dtype), terms[1:], key="b").wait(),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gloo_and_the_twin_give_the_same_bits(dtype):
+    real = run_ranks(3, sums_of, dtype)
+    twin = run_threads(3, sums_of, dtype)
+    for on_gloo, on_twin in zip(real, twin, strict=True):
+        for a, b in zip(on_gloo, on_twin, strict=True):
+            assert torch.equal(a, b)
+        assert torch.equal(on_gloo[0], real[0][0])
+
+
+def socket_bytes(but_port):
+    """Bytes that all TCP sockets of this process sent and received so far."""
+    sent = received = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            is_socket = os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:")
+        except FileNotFoundError:
+            continue
+        if not is_socket:
+            continue
+        with socket.socket(fileno=os.dup(int(descriptor))) as found:
+            if found.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            try:
+                peer = found.getpeername()
+            except OSError:
+                continue
+            if peer[1] == but_port:
+                continue
+            # struct tcp_info (linux/tcp.h): bytes received at 128, sent at 200, and
+            # of these sent again at 208, as an idle peer may cause
+            info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 240)
+            received += struct.unpack_from("Q", info, 128)[0]
+            sent += struct.unpack_from("Q", info, 200)[0]
+            sent -= struct.unpack_from("Q", info, 208)[0]
+    return sent, received
+
+
+def store_port():
+    store = default_store()
+    while not isinstance(store, TCPStore):
+        store = store.underlying_store
+    return store.port
+
+
+def count_bytes(wire, moves):
+    port = store_port()
+    extra = []
+    for i, move in enumerate(moves):
+        wire.prepare([move.group])
+        payload = payload_of(move, wire.rank, "cpu")
+        wire.exchange(b"", key="quiet")
+        before = socket_bytes(port)
+        wire.exchange(b"", key="start")
+        traffic = wire.submit(move, payload, key=f"{i}")
+        traffic.wait()
+        wire.exchange(b"", key="stop")
+        after = socket_bytes(port)
+        told = traffic.traffic()
+        extra.append(
+            (
+                after[0] - before[0] - told.sent_bytes,
+                after[1] - before[1] - told.received_bytes,
+            )
+        )
+    return extra
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_gloo_sockets_carry_what_was_predicted_and_headers(num_ranks):
+    group = tuple(range(num_ranks))[::-1]
+    moves = list(moves_of(group, torch.float32))
+    moves += [AllReduce(group, n, torch.float16) for n in (11, 4321, 3_000_001)]
+    found = run_ranks(num_ranks, count_bytes, moves)
+    for rank, extra in enumerate(found):
+        for move, both in zip(moves, extra, strict=True):
+            for count in both:
+                what = f"rank {rank}, {describe(move)}: {count} bytes unaccounted for"
+                assert count % HEADER_BYTES == 0, what
+                # A ring's segment has up to three headers: data and two notices.
+                most = 3 * 2 * 8 * num_ranks * HEADER_BYTES
+                assert 0 <= count <= most, what
+
+
+def test_gloo_pairs_leave_the_others_alone():
+    table = ((0, 5, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0))
+    move = AllToAll((0, 1, 2, 3), table, torch.int16)
+    found = run_ranks(4, count_bytes, [move])
+    assert found[2] == found[3] == [(0, 0)]
+
+
+def test_connect_needs_torchruns_environment(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ValueError, match="needs RANK, WORLD_SIZE"):
+        connect()
+
+
+def test_wire_needs_a_process_group():
+    with pytest.raises(ValueError, match="call connect"):
+        C10dWire()
+
+
+def connect_as(rank, num_ranks, port, seconds):
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    wire = connect(timeout_seconds=seconds)
+    check_moves(wire, "cpu")
+    wire.close()
+    assert not dist.is_initialized()
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def start_connected(num_ranks, num_started, port, seconds=20):
+    return [
+        start_rank(rank, connect_as, rank, num_ranks, port, seconds)
+        for rank in range(num_started)
+    ]
+
+
+def test_connect_from_torchruns_environment():
+    outcomes = collect(start_connected(2, 2, free_port()), 60)
+    assert [outcomes[rank].failure for rank in range(2)] == [None, None]
+
+
+def test_connect_says_that_the_port_is_in_use():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        failure = collect(start_connected(2, 1, port), 60)[0].failure
+    assert isinstance(failure.error, WireError)
+    assert f"port in use: rank 0 cannot listen on 127.0.0.1:{port}" in failure.text
+
+
+def test_connect_says_that_not_all_ranks_came():
+    failure = collect(start_connected(2, 1, free_port(), seconds=1), 60)[0].failure
+    assert isinstance(failure.error, WireTimeout)
+    assert "not all 2 ranks came within 1 s" in failure.text
