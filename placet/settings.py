@@ -70,6 +70,11 @@ def run_dir() -> Path | None:
     return Path(given) if given else None
 
 
+def set_run_dir(folder: Path) -> None:
+    """Make `folder` the folder of this run, here and in processes started later."""
+    os.environ[RUN_DIR] = str(folder)
+
+
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
     """The environment for a child process: this process's own, and `extra` over it."""
     return {**os.environ, **extra}

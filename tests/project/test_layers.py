@@ -1,4 +1,8 @@
-"""Imports only go down, and always name the defining module, never a package."""
+"""Imports only go down, and always name the defining module, never a package.
+
+A module may be named in either form, `import placet.wire.check` or `from placet.wire
+import check`: inner `__init__.py` files are empty, so neither can hide a re-export.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -66,9 +70,14 @@ def wrong_form(module: str, names: tuple[str, ...], root: Path) -> str | None:
         return f"import {module.split()[1]!r} at the top, not while running"
     if hidden := [n for n in names if n.startswith("_") and not n.startswith("__")]:
         return f"{hidden[0]!r} is private to {module!r}"
-    if (root / module.replace(".", "/")).is_dir():
+    folder = root / module.replace(".", "/")
+    if folder.is_dir() and (module == "placet" or not are_modules(folder, names)):
         return f"import the defining module, not the package {module!r}"
     return None
+
+
+def are_modules(folder: Path, names: tuple[str, ...]) -> bool:
+    return names != () and all((folder / f"{name}.py").is_file() for name in names)
 
 
 def wrong_direction(here: str, module: str) -> str | None:
@@ -94,6 +103,8 @@ def violations(path: Path, root: Path) -> list[str]:
     in_placet = relative.parts[0] == "placet"
     here = relative.with_suffix("").parts[1] if in_placet else ""
     wrong = []
+    if path.name == "__init__.py" and len(relative.parts) > 2 and tree.body:
+        wrong.append(f"{relative}: an inner __init__.py stays empty")
     if in_placet and here not in (*RANK, *BOTTOM, *TOP):
         wrong.append(f"{relative}: {here!r} stands in no layer; add it to LAYERS")
     for line, module, names in imported(tree):
@@ -126,8 +137,10 @@ TOY = {
     "placet/placement/mesh.py": "class Mesh: ...",
     "placet/boxing/moves.py": "from placet.placement.mesh import Mesh",
     "placet/wire/interface.py": "from placet.boxing.moves import Mesh",
+    "placet/wire/check.py": "",
     "placet/program/node.py": "from placet.errors import PlacetError",
     "placet/job/job.py": "import placet.wire.interface",
+    "placet/job/run.py": "from placet.job import job\nfrom placet.wire import check",
     "recipes/gpt.py": "import placet\nfrom placet.job.job import Job",
 }
 
@@ -144,7 +157,10 @@ TOY = {
         ("placet/wire/interface.py", "import placet.program.node", "may not import 'p"),
         ("placet/wire/interface.py", "from ..boxing.moves import x", "absolute"),
         ("placet/wire/interface.py", "from . import twin", "absolute"),
-        ("placet/wire/interface.py", "from placet.boxing import moves", "the package"),
+        ("placet/wire/interface.py", "from placet.boxing import Move", "the package"),
+        ("placet/wire/interface.py", "import placet.boxing", "the package"),
+        ("placet/boxing/moves.py", "from placet.wire import interface", "may not imp"),
+        ("placet/boxing/__init__.py", "Move = 1", "stays empty"),
         ("placet/wire/interface.py", "import placet", "the package 'placet'"),
         ("placet/wire/interface.py", "from placet import errors", "the package"),
         ("placet/job/job.py", "def f():\n import placet.wire.interface", "at the top"),
@@ -158,7 +174,8 @@ TOY = {
         ("placet/errors.py", "import placet.placement.mesh", "may not import"),
         ("placet/errors.py", "import placet.settings", "may not import"),
         ("placet/torch_private/c10d.py", "import placet.wire.interface", "may not imp"),
-        ("recipes/gpt.py", "from placet.wire import interface", "the package"),
+        ("recipes/gpt.py", "from placet.wire import Wire", "the package"),
+        ("bench/x.py", "from placet.job import _hidden", "is private"),
         ("bench/x.py", "from placet.job.job import _x", "is private"),
     ],
 )

@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,12 +21,11 @@ GIVEN_BY_TYPER = ("--help", "--install-completion", "--show-completion")
 
 
 def visible(module: ModuleType) -> list[str]:
-    """The names that a reader of `dir(module)` takes for public."""
+    """The names that a reader of the module takes for public, loaded late or not."""
     return sorted(
         name
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and not (inspect.ismodule(value) and value.__name__ == f"placet.{name}")
+        for name in {*vars(module), *dir(module)}
+        if not name.startswith("_") and f"placet.{name}" not in sys.modules
     )
 
 
