@@ -4,7 +4,8 @@ Take one element e. Before, it is made of terms (one value, if no axis is partia
 per coordinate of the partial axes otherwise), each held by the ranks whose part covers
 e: its holders; a rank holds at most one. After, it is wanted by m groups of ranks:
 single ranks, or, where destination axes are partial, the ranks along those axes, which
-may hold it as terms of their own. A group is complete once each term, added into
+may hold it as terms of their own (that replicas of such a term must be equal is left
+out). A group is complete once each term, added into
 whatever values, has reached one of its ranks. A transfer carries one value, whatever
 it was made of. Two bounds on the number of transfers hold, so does their maximum:
 

@@ -2,11 +2,11 @@
 
     terms(e)     what must be combined to make element e: one value if no axis is
                  partial, one per coordinate of the partial axes otherwise (and one per
-                 overlapping part of a halo's adjoint)               -> terms_of
-    wanters(e)   groups of ranks that must hold e after: single ranks, or the ranks
-                 along the destination's partial axes, which may share the terms out
-                                                                     -> wanters_of
-    received     for each wanter the terms that none of its ranks holds
+                 overlapping part of a halo's adjoint)          -> terms_of
+    sharers(e)   the ranks that must hold e after; those along the destination's partial
+                 axes may share the terms out, the same way on all replicas
+                                                            -> _families, _receivers
+    received     for each rank the terms that it takes and does not hold -> _deliver
 
 One all-to-all with mostly zero counts carries it. The two layouts may be on different
 meshes; ranks of either take part. Where a part is held by several ranks, the one that
@@ -127,41 +127,84 @@ def all_copies(change: Change) -> tuple[Copy, ...]:
     copies: list[Copy] = []
     for tensor, shape in enumerate(change.shapes):
         terms = terms_of(shape, change.src)
-        for box, wanters in wanters_of(shape, change.dst).values():
+        for box, sharers in _families(shape, change.dst):
             for (term, part), holders in terms.items():
                 common = intersect(box, part)
-                if num_elements(common):
-                    copies += _deliver(
-                        change, (tensor, term, common), tuple(holders), wanters, sent
-                    )
+                if not num_elements(common):
+                    continue
+                receivers = _receivers(change, (tensor, term, common), sharers)
+                pieces = _cut(common, len(receivers))
+                for piece, replicas in zip(pieces, receivers, strict=True):
+                    for rank in replicas:
+                        what = tensor, term, piece
+                        copies += _deliver(change, what, tuple(holders), rank, sent)
     return tuple(copies)
+
+
+def _families(shape: Shape, layout: Layout) -> list[tuple[Box, list[list[int]]]]:
+    """The parts of a destination: (box, the ranks by which term of it they hold).
+
+    The ranks of one inner list are replicas and must end up equal. There is one list
+    if no axis is partial; otherwise the lists share the terms out among them.
+    """
+    found: dict[Key, tuple[Box, dict[Key, list[int]]]] = {}
+    for rank in layout.mesh.ranks:
+        pairs = list(zip(layout.mesh.coordinate(rank), layout.placements, strict=True))
+        split = tuple(c for c, p in pairs if isinstance(p, Split))
+        shared = tuple(c for c, p in pairs if isinstance(p, Partial))
+        family = found.setdefault(split, (needed_box(shape, layout, rank), {}))
+        family[1].setdefault(shared, []).append(rank)
+    return [(box, list(sharers.values())) for box, sharers in found.values()]
+
+
+def _receivers(
+    change: Change, what: tuple[int, Key, Box], sharers: list[list[int]]
+) -> list[list[int]]:
+    """Which of the sharers of a part take a term: those that hold most of it.
+
+    Equals share it. Where none holds any, a rank that holds another part of the same
+    term goes first, so that terms stay apart.
+    """
+    if len(sharers) == 1:
+        return sharers
+    tensor, term, box = what
+
+    def fit(replicas: list[int]) -> tuple[int, int]:
+        own = [r for r in replicas if _holds_term(change.src, r, term)]
+        held = (intersect(box, src_box(change, tensor, r)) for r in own)
+        return sum(map(num_elements, held)), len(own)
+
+    best = max(map(fit, sharers))
+    receivers = [replicas for replicas in sharers if fit(replicas) == best]
+    all_hold = best[0] == num_elements(box) * len(receivers[0])
+    return receivers[:1] if all_hold else receivers
 
 
 def _deliver(
     change: Change,
     what: tuple[int, Key, Box],
     holders: tuple[int, ...],
-    wanters: tuple[int, ...],
+    receiver: int,
     sent: dict[int, int],
 ) -> Iterator[Copy]:
-    """Bring one box of one term to a group of wanters, unless they hold it."""
+    """Bring one box of one term to a rank, but for what it holds."""
     tensor, term, box = what
     lacking = [box]
-    own = [r for r in wanters if r in sent and term_of(change.src, r) == term]
-    for rank in own:
-        held = src_box(change, tensor, rank)
-        for part in lacking:
-            common = intersect(part, held)
-            if num_elements(common):
-                yield Copy(rank, rank, tensor, common, term)
-        lacking = [rest for part in lacking for rest in _subtract(part, held)]
-    receivers = tuple(own) or wanters
+    if _holds_term(change.src, receiver, term):
+        held = src_box(change, tensor, receiver)
+        common = intersect(box, held)
+        if num_elements(common):
+            yield Copy(receiver, receiver, tensor, common, term)
+        lacking = _subtract(box, held)
     for part in lacking:
-        for i, piece in enumerate(_cut(part, len(receivers))):
-            if num_elements(piece):
-                sender = min(holders, key=lambda r: (sent[r], holders.index(r)))
-                sent[sender] += num_elements(piece)
-                yield Copy(sender, receivers[i], tensor, piece, term)
+        if num_elements(part):
+            sender = min(holders, key=lambda r: (sent[r], holders.index(r)))
+            sent[sender] += num_elements(part)
+            yield Copy(sender, receiver, tensor, part, term)
+
+
+def _holds_term(layout: Layout, rank: int, term: Key) -> bool:
+    return rank in layout.mesh.ranks and term_of(layout, rank) == term
 
 
 def terms_of(shape: Shape, layout: Layout) -> dict[tuple[Key, Box], list[int]]:
