@@ -129,7 +129,7 @@ class Terminal:
         parts = [
             f"loss {self._loss:.3f}",
             f"{short_count(per_second)} {unit}/s",
-            f"{short_bytes(event.sent_bytes + event.received_bytes)}/step",
+            f"{short_bytes(event.sent_bytes)} sent/step",
             f"ETA {clock(left)}",
         ]
         return "  ".join(parts)

@@ -45,7 +45,8 @@ def uninstall() -> None:
 
 def say(text: str) -> None:
     """A line on stderr, written in one piece: safe inside a signal handler."""
-    os.write(sys.stderr.fileno(), f"\r{text}\n".encode())
+    over_the_echo = "\r" if sys.stderr.isatty() else ""
+    os.write(sys.stderr.fileno(), f"{over_the_echo}{text}\n".encode())
 
 
 def _on_interrupt(signum: int, frame: FrameType | None) -> None:

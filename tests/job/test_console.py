@@ -1,0 +1,153 @@
+"""What the terminal shows, on a real program and a recorded console."""
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from torch import nn
+
+from placet.job.console import Terminal, clock, finished_text, short_bytes, short_count
+from placet.job.events import (
+    Evaluated,
+    Event,
+    Finished,
+    Result,
+    Saved,
+    Started,
+    StepDone,
+)
+from placet.job.plan_table import placements_table, plan_title, stem
+from placet.placement.mesh import Mesh
+from placet.program.blocks import find_blocks
+from placet.program.data_parallel import DataParallel, ParameterSpec, build_program
+
+
+def fake_job(num_ranks: int = 2, level: Any = 0) -> SimpleNamespace:
+    """As much of a job as the terminal looks at."""
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10))
+    specs = [
+        ParameterSpec(name, tuple(p.shape), p.dtype)
+        for name, p in model.named_parameters()
+    ]
+    mesh = Mesh(f"data={num_ranks}")
+    options = DataParallel(level=level, batch_rows=16)
+    program = build_program("toy", mesh, specs, find_blocks(model), options=options)
+    return SimpleNamespace(
+        name="toy",
+        model=model,
+        mesh=mesh,
+        rank=0,
+        num_ranks=num_ranks,
+        program=program,
+        settings=SimpleNamespace(batch_rows=16),
+    )
+
+
+def events(num_steps: int = 30) -> list[Event]:
+    found: list[Event] = [Started(1, num_steps, "")]
+    for step in range(1, num_steps + 1):
+        found.append(StepDone(step, 5 / step, 2048, 1e-3, 1.0, 0.25, 2**20, 2**20))
+    found.append(Evaluated(num_steps, {"loss": 1.25, "bits_per_byte": 1.803}))
+    found.append(Saved(num_steps, "runs/toy/checkpoints/step-30", 0.1))
+    ledger = {"boxings": 60 * 2**20, "control": 1000, "foreign": 0}
+    found.append(Finished("done", num_steps, 125.0, ledger))
+    rows = (("toy", 1.803), ("order-2 bytes", 2.6))
+    found.append(Result("Validation bits per byte", rows, "def main([x]):\n    pass"))
+    return found
+
+
+def shown(job: Any, width: int, *, is_terminal: bool, is_shown: bool = True) -> str:
+    out = io.StringIO()
+    console = Console(
+        file=out, width=width, force_terminal=is_terminal, color_system=None
+    )
+    with Terminal(is_shown=is_shown, console=console) as terminal:
+        for event in events():
+            terminal(job, event)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_console_shows_plan_progress_and_results(width: int, is_terminal: bool):
+    text = shown(fake_job(), width, is_terminal=is_terminal)
+    for part in (
+        "toy: 2 ranks, Mesh('data=2'), 136,714 parameters",
+        "P(sum) -> B @data",
+        "sent/step",
+        "8.2k tokens/s",
+        "1.0 MiB sent/step",
+        "ETA 0:00",
+        "validation loss 1.25  bits_per_byte 1.803",
+        "done after step 30, 2:05\n",
+        "bytes sent by rank 0: boxings 60.0 MiB, control 1000 B, foreign 0 B",
+        "Validation bits per byte",
+        "order-2 bytes",
+        "def main([x]):",  # square brackets are text, not markup
+    ):
+        assert part in text, part
+
+
+def test_console_lines_fit_the_width():
+    text = shown(fake_job(), 80, is_terminal=False)
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_console_plain_is_a_line_at_the_end_and_none_between():
+    # The steps come at once: less than one line's interval passes before the last.
+    text = shown(fake_job(), 80, is_terminal=False)
+    assert [line.split()[1] for line in text.splitlines() if "tokens/s" in line] == [
+        "30/30"
+    ]
+    assert "\x1b" not in text
+
+
+def test_console_other_ranks_show_nothing():
+    assert shown(fake_job(), 80, is_terminal=True, is_shown=False) == ""
+
+
+def test_console_cursor_is_back_after_an_error():
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True)
+
+    def fails_at_step_1() -> None:
+        with Terminal(console=console) as terminal:
+            for event in events()[:2]:
+                terminal(fake_job(), event)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fails_at_step_1()
+    assert out.getvalue().rindex("\x1b[?25h") > out.getvalue().rindex("\x1b[?25l")
+
+
+def test_plan_table_counts_the_programs_bytes():
+    job = fake_job(level=3)
+    out = io.StringIO()
+    console = Console(file=out, width=100)
+    console.print(placements_table(job.program, 0))
+    total = out.getvalue().splitlines()[-1]
+    sent = job.program.sent_bytes(0)
+    assert sent > 0
+    assert short_bytes(sent) in total
+    assert "S(0)" in out.getvalue()
+
+
+def test_plan_title_of_one_rank():
+    assert plan_title(fake_job(num_ranks=1)).startswith("toy: 1 rank, ")
+
+
+def test_short_texts():
+    assert stem("blocks.3.forward") == "blocks.forward"
+    assert [short_count(n) for n in (999, 41_234, 1.3e6)] == ["999", "41.2k", "1.3M"]
+    assert [short_bytes(n) for n in (0, 1023, 3.2 * 2**20)] == [
+        "0 B",
+        "1023 B",
+        "3.2 MiB",
+    ]
+    assert [clock(s) for s in (59.6, 125, 3609)] == ["1:00", "2:05", "1:00:09"]
+    assert finished_text(Finished("stopped", 7, 61.0)) == (
+        "stopped, as asked after step 7, 1:01"
+    )
