@@ -169,9 +169,8 @@ def finished_text(event: Finished) -> str:
     accounts = ", ".join(
         f"{name} {short_bytes(count)}" for name, count in event.ledger.items()
     )
-    return f"{how[event.status]} after step {event.step:,}, {clock(event.seconds)}" + (
-        f"; bytes of rank 0: {accounts}" if accounts else ""
-    )
+    ended = f"{how[event.status]} after step {event.step:,}, {clock(event.seconds)}"
+    return ended + (f"\nmoved by rank 0: {accounts}" if accounts else "")
 
 
 def short_count(number: float) -> str:

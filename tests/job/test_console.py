@@ -82,7 +82,7 @@ def test_console_shows_plan_progress_and_results(width: int, is_terminal: bool):
         "ETA 0:00",
         "validation loss 1.25  bits_per_byte 1.803",
         "done after step 30, 2:05\n",
-        "bytes sent by rank 0: boxings 60.0 MiB, control 1000 B, foreign 0 B",
+        "moved by rank 0: boxings 60.0 MiB, control 1000 B, foreign 0 B",
         "Validation bits per byte",
         "order-2 bytes",
         "def main([x]):",  # square brackets are text, not markup
