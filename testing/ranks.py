@@ -94,6 +94,7 @@ def run_ranks(
     timeout: float = 60.0,
     wire_timeout: float | None = None,
     check_order: bool = False,
+    backend: str = "gloo",
     expect_death: Collection[int] = (),
 ) -> list[T | None]:
     """Run `fn(wire, *args)` as every rank, each a process, on gloo.
@@ -107,6 +108,7 @@ def run_ranks(
         timeout: seconds until ranks that still run are killed.
         wire_timeout: the wire's own deadline in seconds; 80% of `timeout` if left out.
         check_order: see `C10dWire`.
+        backend: torch.distributed's name of it; with NCCL each rank takes one device.
         expect_death: ranks that shall end without a result, which then is None.
 
     Raises:
@@ -119,7 +121,7 @@ def run_ranks(
     running = []
     try:
         for rank in range(num_ranks):
-            place = (rank, num_ranks, store.port, deadline, check_order)
+            place = (rank, num_ranks, store.port, deadline, check_order, backend)
             running.append(start_rank(rank, _as_rank, place, fn, args))
     except BaseException:
         collect(running, 0.0)
@@ -141,15 +143,17 @@ def run_ranks(
 
 
 def _as_rank(
-    place: tuple[int, int, int, float, bool], fn: Callable[..., T], args: Any
+    place: tuple[int, int, int, float, bool, str], fn: Callable[..., T], args: Any
 ) -> T:
-    rank, num_ranks, port, wire_timeout, check_order = place
+    rank, num_ranks, port, wire_timeout, check_order, backend = place
     limit = timedelta(seconds=wire_timeout)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=num_ranks, timeout=limit
+        backend, store=store, rank=rank, world_size=num_ranks, timeout=limit
     )
+    if "nccl" in backend:
+        torch.cuda.set_device(rank)
     # No rank may die while another still connects to it: gloo would fail to start.
     if store.add("connected", 1) == num_ranks:
         store.set("all connected", "")

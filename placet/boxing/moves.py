@@ -17,6 +17,7 @@ Sums of `sent_bytes` and of `received_bytes` over a group are equal. Index i of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import torch
@@ -192,6 +193,7 @@ def even_counts(num_elements: int, num_parts: int) -> tuple[int, ...]:
 _RING_SEGMENT_BYTES = 1 << 20
 
 
+@lru_cache(maxsize=4096)
 def _ring_chunks(num_elements: int, itemsize: int, size: int) -> tuple[int, ...]:
     # gloo's rule (gloo/allreduce.cc, ring): equal segments of at most about 1 MiB, the
     # same number in each chunk and at least two; only the last ones are short.

@@ -4,6 +4,8 @@ A job that runs on the twin must run on gloo: the twin could reduce any dtype th
 adds, but gloo and NCCL cannot.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -68,29 +70,40 @@ def check_submission(
         ValueError: this rank is not in the group, or a buffer or a count does not fit.
         TypeError: the dtype cannot be reduced on a wire.
     """
-    what = f"key {key!r} ({describe(move)})"
-    if rank not in move.group:
-        raise ValueError(f"{what}: rank {rank} is not in the group; do not submit it")
-    _check_counts(move, what)
-    _check_buffer(what, "payload", payload, move.dtype, payload_size(move, rank))
-    if out is not None:
-        _check_buffer(what, "out", out, move.dtype, result_size(move, rank))
-        if out.device != payload.device:
-            raise ValueError(
-                f"{what}: out is on {out.device}, the payload on {payload.device}"
-            )
-    reduces = isinstance(move, AllReduce | ReduceScatter)
-    if reduces and move.dtype not in REDUCIBLE:
+    problem = _problem(move, payload, out, rank)
+    if problem is not None:
+        raise ValueError(f"key {key!r} ({describe(move)}): {problem}")
+    if isinstance(move, AllReduce | ReduceScatter) and move.dtype not in REDUCIBLE:
         raise TypeError(
-            f"{what}: {move.dtype} cannot be reduced; convert the payload to float32 "
-            "(or int32, or uint8 for bool) first"
+            f"key {key!r} ({describe(move)}): {move.dtype} cannot be reduced; convert "
+            "the payload to float32 (or int32, or uint8 for bool) first"
         )
 
 
-def _check_counts(move: Move, what: str) -> None:
+def _problem(move: Move, payload: Tensor, out: Tensor | None, rank: int) -> str | None:
+    if rank not in move.group:
+        return f"rank {rank} is not in the group; do not submit it"
+    problem = _count_problem(move)
+    if problem is not None:
+        return problem
+    size = payload_size(move, rank)
+    if not _fits(payload, move.dtype, size):
+        return _misfit("payload", payload, move.dtype, size)
+    if out is None:
+        return None
+    size = result_size(move, rank)
+    if not _fits(out, move.dtype, size):
+        return _misfit("out", out, move.dtype, size)
+    if out.device != payload.device:
+        return f"out is on {out.device}, the payload on {payload.device}"
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _count_problem(move: Move) -> str | None:
     size = len(move.group)
     if len(set(move.group)) != size:
-        raise ValueError(f"{what}: a rank stands twice in the group {move.group}")
+        return f"a rank stands twice in the group {move.group}"
     match move:
         case AllReduce() | BroadcastFrom():
             shape_fits, counts = True, [move.num_elements]
@@ -100,21 +113,26 @@ def _check_counts(move: Move, what: str) -> None:
             shape_fits = [len(row) for row in move.counts] == [size] * size
             counts = [n for row in move.counts for n in row]
     if not shape_fits:
-        raise ValueError(f"{what}: {size} members need {size} counts each way")
+        return f"{size} members need {size} counts each way"
     if min(counts) < 0:
-        raise ValueError(f"{what}: a count is negative: {min(counts)}")
+        return f"a count is negative: {min(counts)}"
     if isinstance(move, BroadcastFrom) and move.root not in move.group:
-        raise ValueError(f"{what}: the root, rank {move.root}, is not in the group")
+        return f"the root, rank {move.root}, is not in the group"
+    return None
 
 
-def _check_buffer(
-    what: str, name: str, buffer: Tensor, dtype: torch.dtype, size: int
-) -> None:
-    fits = buffer.dtype == dtype and buffer.shape == (size,) and buffer.is_contiguous()
-    if not fits:
-        layout = "contiguous" if buffer.is_contiguous() else "strided"
-        raise ValueError(
-            f"{what}: the {name} is {layout} {buffer.dtype} of shape "
-            f"{tuple(buffer.shape)}; it needs to be contiguous {dtype} of shape "
-            f"({size},)"
-        )
+def _fits(buffer: Tensor, dtype: torch.dtype, size: int) -> bool:
+    return (
+        buffer.dtype == dtype
+        and buffer.dim() == 1
+        and buffer.numel() == size
+        and buffer.is_contiguous()
+    )
+
+
+def _misfit(name: str, buffer: Tensor, dtype: torch.dtype, size: int) -> str:
+    layout = "contiguous" if buffer.is_contiguous() else "strided"
+    return (
+        f"the {name} is {layout} {buffer.dtype} of shape {tuple(buffer.shape)}; it "
+        f"needs to be contiguous {dtype} of shape ({size},)"
+    )

@@ -99,6 +99,21 @@ def test_gloo_timeout_tells_what_the_others_wait_for():
     assert "submitted by ranks 1; not by rank 2, silent" in second
 
 
+def prepare_without_rank_1(wire):
+    wire.timeout_seconds = 20 if wire.rank == 1 else 1
+    if wire.rank != 1:
+        with pytest.raises(WireTimeout, match=r"make group \(0, 1, 2\)|not all"):
+            wire.prepare([(2, 1, 0)])
+        with pytest.raises(WireTimeout, match="nothing from rank 1"):
+            wire.exchange(b"", key="never")
+    wire.timeout_seconds = 20
+    wire.exchange(b"", key="end")
+
+
+def test_gloo_group_and_exchange_have_deadlines():
+    run_ranks(3, prepare_without_rank_1, timeout=40)
+
+
 def die_between(wire, victim):
     move = AllToAll((0, 1, 2), ((0, 0, 0), (0, 0, 0), (9, 0, 0)), torch.float32)
     payload = payload_of(move, wire.rank, "cpu")
