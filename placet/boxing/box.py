@@ -16,13 +16,14 @@ from the cotangent's placement at dst to the one at src.
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from placet.boxing.execute import Carrier, Record, run
-from placet.boxing.plan import plan_boxing, subject
+from placet.boxing.plan import BoxingPlan, plan_boxing, subject
 from placet.placement.layout import Layout, Shape, check_fits, local_shape
 from placet.placement.placement import Broadcast, Partial, Placement, Split
 
@@ -181,7 +182,7 @@ def _run(tensor: Tensor, boxing: _Boxing) -> Tensor:
         plan,
         (tensor,) if inside else (),
         boxing.wire,
-        key=boxing.key,
+        key=_move_key(boxing.key, plan),
         priority=boxing.priority,
         record=boxing.record,
         device=tensor.device,
@@ -191,6 +192,12 @@ def _run(tensor: Tensor, boxing: _Boxing) -> Tensor:
     # An output that shares the input's memory would make writing to it an error.
     (out,) = outs
     return out.clone() if out.data_ptr() == tensor.data_ptr() else out
+
+
+@lru_cache(maxsize=4096)
+def _move_key(key: str, plan: BoxingPlan) -> str:
+    """A key of its own for each change: where groups differ, ranks run ahead."""
+    return f"{key}: {plan.src!r} -> {plan.dst!r} of {plan.shapes} {plan.dtype}"
 
 
 def _winners(tensor: Tensor, boxing: _Boxing) -> Tensor:
