@@ -8,6 +8,7 @@ read-outs of the curves). It can be made while the run is still going.
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,10 +107,16 @@ def _page(run: RunEvents) -> dict[str, Any]:
             for e in run.first.saves
         ],
         "environment": environment(run),
-        "command": " ".join(map(str, start.get("argv") or [])),
+        "command": _command(start.get("argv") or []),
         "mesh": str(start.get("mesh", "")),
         "finite": math.isfinite,
     }
+
+
+def _command(argv: Sequence[object]) -> str:
+    """The command without the folder its program lies in."""
+    words = [str(word) for word in argv]
+    return " ".join([Path(words[0]).name, *words[1:]]) if words else ""
 
 
 def _evaluations(rank: RankEvents) -> list[tuple[int, dict[str, float]]]:

@@ -7,13 +7,14 @@ some ranks' files. Everything that can be read is; what cannot be is counted and
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 Event = Mapping[str, Any]
 
+MAX_APART_SECONDS = 30.0
 LANES = ("compute", "move", "update", "load", "save")
 _FILE = re.compile(r"events-rank(\d+)\.jsonl")
 
@@ -31,11 +32,15 @@ class Step:
     grad_norm: float
     sent_bytes: float
     received_bytes: float
+    skipped: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A node, or one move of a boxing, in time (seconds since the run's start)."""
+    """A node, or one move of a boxing, in time (seconds since the run's start).
+
+    `waited_seconds` is how long its rank stood still for it, up to its end.
+    """
 
     step: int
     name: str
@@ -46,6 +51,7 @@ class Span:
     received_bytes: float = math.nan
     predicted_sent_bytes: float = math.nan
     predicted_received_bytes: float = math.nan
+    waited_seconds: float = math.nan
 
     @property
     def seconds(self) -> float:
@@ -144,13 +150,41 @@ def read_run(run_dir: Path) -> RunEvents:
         raise ValueError(
             f"{str(run_dir)!r} holds {inside or 'nothing'}; needed {wanted}{hint}"
         )
-    ranks = tuple(_read_rank(rank, found[rank]) for rank in sorted(found))
+    ranks = _aligned([_read_rank(rank, found[rank]) for rank in sorted(found)])
     if not any(r.start or r.steps for r in ranks):
         raise ValueError(
             f"none of {sorted(p.name for p in found.values())} in {str(run_dir)!r} "
             "holds a start or step event: the run ended before it began"
         )
     return RunEvents(run_dir.resolve().name, ranks)
+
+
+def _aligned(ranks: Sequence[RankEvents]) -> tuple[RankEvents, ...]:
+    """The ranks with their nodes and moves on the first rank's clock.
+
+    Each rank counts from its own start, a few milliseconds from the others'; their
+    wall clocks say how many. Clocks that are further apart than MAX_APART_SECONDS are
+    not set, so they are not used.
+    """
+    starts = [as_number(r.start.get("time_unix")) for r in ranks]
+    moved = [start - starts[0] for start in starts]
+    return tuple(
+        replace(r, nodes=_later(r.nodes, by), moves=_later(r.moves, by))
+        if 0 < abs(by) <= MAX_APART_SECONDS
+        else r
+        for r, by in zip(ranks, moved, strict=True)
+    )
+
+
+def _later(spans: Sequence[Span], seconds: float) -> tuple[Span, ...]:
+    return tuple(
+        replace(
+            s,
+            start_seconds=s.start_seconds + seconds,
+            end_seconds=s.end_seconds + seconds,
+        )
+        for s in spans
+    )
 
 
 def _read_rank(rank: int, path: Path) -> RankEvents:
@@ -208,6 +242,7 @@ def _step(event: Event) -> Step:
         grad_norm=read("grad_norm"),
         sent_bytes=read("sent_bytes"),
         received_bytes=read("received_bytes"),
+        skipped=event.get("skipped") is True,
     )
 
 
@@ -227,4 +262,5 @@ def _spans(events: list[Event]) -> Iterator[Span]:
             received_bytes=as_number(event.get("received_bytes")),
             predicted_sent_bytes=as_number(event.get("predicted_sent_bytes")),
             predicted_received_bytes=as_number(event.get("predicted_received_bytes")),
+            waited_seconds=as_number(event.get("waited")),
         )

@@ -174,6 +174,12 @@ def problems(run: RunEvents, rows: Sequence[BoxingRow]) -> list[str]:
             f"The loss is not finite in {len(bad)} of {len(run.first.steps)} steps, "
             f"first in step {bad[0]}."
         )
+    skipped = sum(s.skipped for s in run.first.steps)
+    if skipped:
+        found.append(
+            f"{skipped} of {len(run.first.steps)} steps were skipped: their gradients "
+            "overflowed in half precision."
+        )
     wrong = [row for row in rows if row.wrong_moves]
     if wrong:
         names = ", ".join(row.name for row in wrong[:5])

@@ -22,6 +22,7 @@ class BoxingRow:
         name, change: as in the plan, the change as `P(sum) -> B @data`.
         tensors, payload_bytes: what it carries each time it fires.
         sent_bytes, received_bytes, seconds, share: recorded, or planned bytes only.
+        waited_seconds: how long the rank stood still for it, if that was recorded.
         bound_bytes: the fewest bytes a rank can receive; ratio: received to that.
         moves, wrong_moves: recorded, and how many of them moved other bytes than
             predicted; moves is 0 where nothing was recorded.
@@ -35,6 +36,7 @@ class BoxingRow:
     received_bytes: float
     seconds: float
     share: float
+    waited_seconds: float
     bound_bytes: float
     ratio: float
     moves: int
@@ -109,13 +111,18 @@ def _boxing_row(
     axis = first.get("axis")
     return BoxingRow(
         name=name,
-        change=(f"{change} @{axis}" if axis else change) if planned else "not planned",
+        change=(f"{change} @{axis}" if axis else change)
+        if planned
+        else "not in the plan",
         tensors=plan("tensors"),
         payload_bytes=plan("payload_bytes"),
         sent_bytes=sent,
         received_bytes=received,
         seconds=taken if recorded else math.nan,
         share=taken / fmean(steps) if steps else math.nan,
+        waited_seconds=sum(move.waited_seconds for _, move in recorded) / num_places
+        if recorded
+        else math.nan,
         bound_bytes=bound,
         ratio=_ratio(received, bound),
         moves=sum(move.as_predicted is not None for _, move in recorded),
@@ -141,18 +148,20 @@ def total_row(rows: Sequence[BoxingRow]) -> BoxingRow:
         known = [v for v in (getattr(r, key) for r in rows) if math.isfinite(v)]
         return sum(known) if known else math.nan
 
-    received, bound = add("received_bytes"), add("bound_bytes")
+    bounded = [row for row in rows if math.isfinite(row.bound_bytes)]
+    bound = add("bound_bytes")
     return BoxingRow(
         name="all",
         change="",
         tensors=add("tensors"),
         payload_bytes=add("payload_bytes"),
         sent_bytes=add("sent_bytes"),
-        received_bytes=received,
+        received_bytes=add("received_bytes"),
         seconds=add("seconds"),
         share=add("share"),
+        waited_seconds=add("waited_seconds"),
         bound_bytes=bound,
-        ratio=_ratio(received, bound),
+        ratio=_ratio(sum(row.received_bytes for row in bounded), bound),
         moves=sum(r.moves for r in rows),
         wrong_moves=sum(r.wrong_moves for r in rows),
     )

@@ -1,13 +1,15 @@
 """A few steps in time: every rank's lanes as bars, and where a step's time goes.
 
-    shares of a rank's time = compute, then what of update, load, save and move
-                              happens while none of those before it does, then the rest
+    shares of a rank's time = exposed moves, then what of compute, update, load and
+                              save happens beside none of those before it, then the rest
 
-A move is *hidden* as far as its rank computes meanwhile, and *exposed* as far as it
-does not: only exposed moves make a step longer.
+A move is *exposed* as far as its rank waits for it, and *hidden* as far as the rank
+works meanwhile: only exposed moves make a step longer. Where waiting was not recorded,
+a move is exposed while none of its rank's nodes runs.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from placet.job.report_curves import Tick, nice_ticks
@@ -25,6 +27,8 @@ _PIXELS_PER_PERCENT, _PIXELS_PER_CHARACTER, _TEXT_MARGIN = 9.0, 6.4, 8
 ROW, TRACK, GAP, RANK_GAP, TOP = 20, 13, 4, 14, 22
 
 Intervals = list[tuple[float, float]]
+
+_SHOWN = ("compute", "update", "load", "save", "move")
 
 
 @dataclass(frozen=True)
@@ -188,10 +192,10 @@ def _layout(
     return bars, rows, y - RANK_GAP
 
 
-def pack(spans: Sequence[Span], max_tracks: int = MAX_TRACKS) -> list[list[Span]]:
+def pack(spans: Sequence[Span]) -> list[list[Span]]:
     """Spans in as few tracks as hold them without overlap.
 
-    With more than `max_tracks` at once, some overlap in the track that ends first.
+    With more than MAX_TRACKS at once, some overlap in the track that ends first.
     """
     tracks: list[list[Span]] = []
     for span in sorted(spans, key=lambda s: s.start_seconds):
@@ -199,7 +203,7 @@ def pack(spans: Sequence[Span], max_tracks: int = MAX_TRACKS) -> list[list[Span]
         track = next(free, None)
         if track is not None:
             track.append(span)
-        elif len(tracks) < max_tracks:
+        elif len(tracks) < MAX_TRACKS:
             tracks.append([span])
         else:
             min(tracks, key=lambda t: t[-1].end_seconds).append(span)
@@ -214,6 +218,8 @@ def _bar(span: Span, y: int, height: int, start: float, width: float) -> Bar:
         title += (
             f", sent {bytes_(span.sent_bytes)}, received {bytes_(span.received_bytes)}"
         )
+    if span.waited_seconds == span.waited_seconds:
+        title += f", waited {seconds(span.waited_seconds)}"
     text = _fitting(span.name, wide)
     return Bar(
         round(x, 3), round(max(wide, 0.05), 3), y, height, span.lane, text, title
@@ -241,21 +247,36 @@ def _shares(rank: int, spans: Sequence[Span], num_steps: int, end: float) -> Sha
     start = min(s.start_seconds for s in spans)
     end = min(end, max(s.end_seconds for s in spans))
     total = max(end - start, 1e-9)
-    covered: Intervals = []
-    parts = []
-    hidden = None
-    for lane in ("compute", "update", "load", "save", "move"):
-        own = union(
+    by_lane = {
+        lane: union(
             (s.start_seconds, min(s.end_seconds, end)) for s in spans if s.lane == lane
         )
-        alone = length(subtract(own, covered))
-        if lane == "move" and own:
-            hidden = 1 - alone / max(length(own), 1e-12)
-        if own:
-            parts.append((lane, alone / total))
-        covered = union([*covered, *own])
+        for lane in LANES
+    }
+    exposed = _exposed([s for s in spans if s.lane == "move"], by_lane)
+    moving = length(by_lane["move"])
+    covered = exposed
+    found = {"move": length(exposed) / total}
+    for lane in ("compute", "update", "load", "save"):
+        found[lane] = length(subtract(by_lane[lane], covered)) / total
+        covered = union([*covered, *by_lane[lane]])
+    parts = [(lane, found[lane]) for lane in _SHOWN if by_lane[lane]]
     parts.append(("idle", max(0.0, 1 - sum(share for _, share in parts))))
+    hidden = 1 - length(exposed) / moving if moving else None
     return Shares(rank, tuple(parts), total / num_steps, hidden)
+
+
+def _exposed(moves: Sequence[Span], by_lane: Mapping[str, Intervals]) -> Intervals:
+    """When the rank stood still for a move."""
+    told = [m for m in moves if math.isfinite(m.waited_seconds)]
+    untold = [m for m in moves if not math.isfinite(m.waited_seconds)]
+    busy = union(i for lane in LANES if lane != "move" for i in by_lane[lane])
+    waits = [
+        (max(m.start_seconds, m.end_seconds - m.waited_seconds), m.end_seconds)
+        for m in told
+    ]
+    rest = union((m.start_seconds, m.end_seconds) for m in untold)
+    return union([*waits, *subtract(rest, busy)])
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> Intervals:

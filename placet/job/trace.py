@@ -1,8 +1,8 @@
 """The recorded steps as a trace for ui.perfetto.dev or chrome://tracing.
 
 One process a rank; its lanes are threads. Moves overlap one another, which slices of a
-thread cannot, so they are asynchronous slices that carry their bytes; so are nodes that
-overlap another of their lane.
+thread cannot, so they are asynchronous slices that carry their bytes. So are nodes that
+cross another of their lane; those inside another nest.
 
 Source: Chrome's Trace Event Format ("X" complete, "b"/"e" asynchronous, "C" counter,
 "M" metadata; times in microseconds).
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from placet.job.report_events import LANES, RankEvents, RunEvents, Span
-from placet.job.report_timeline import pack, recorded_steps, spans_of
+from placet.job.report_timeline import recorded_steps, spans_of
 
 TraceEvent = Mapping[str, Any]
 
@@ -67,17 +67,17 @@ def _of_rank(rank: RankEvents, steps: list[int]) -> Iterator[TraceEvent]:
     key = 0
     for lane in LANES:
         own = [s for s in spans if s.lane == lane]
-        for i, track in enumerate(pack(own, max_tracks=len(own))):
-            for span in track:
-                if i == 0 and lane != "move":
-                    times = (span.start_seconds, span.end_seconds)
-                    args = {"step": span.step}
-                    yield _slice(rank.rank, _tid(lane), span.name, *times, args)
-                else:
-                    key += 1
-                    yield from _asynchronous(
-                        rank.rank, lane, span, f"{rank.rank}.{key}"
-                    )
+        around: list[float] = []  # ends of the slices that this one may nest in
+        for span in sorted(own, key=lambda s: (s.start_seconds, -s.end_seconds)):
+            while around and around[-1] <= span.start_seconds:
+                around.pop()
+            if lane == "move" or (around and span.end_seconds > around[-1]):
+                key += 1
+                yield from _asynchronous(rank.rank, lane, span, f"{rank.rank}.{key}")
+                continue
+            around.append(span.end_seconds)
+            times = (span.start_seconds, span.end_seconds)
+            yield _slice(rank.rank, _tid(lane), span.name, *times, {"step": span.step})
 
 
 def _tid(lane: str) -> int:

@@ -392,6 +392,29 @@ def test_report_of_a_long_run_is_small(tmp_path: Path) -> None:
     assert (folder / "trace.json").stat().st_size < 2_000_000
 
 
+def test_report_boxing_that_is_not_in_the_plan(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+
+    def forget(event: dict[str, Any]) -> dict[str, Any]:
+        if "boxings" in event:
+            event["boxings"] = [
+                b for b in event["boxings"] if b["name"] != "grads.head"
+            ]
+        if event["kind"] == "boxing":
+            event["waited"] = 0.001
+        return event
+
+    for rank in range(2):
+        rewrite(folder / f"events-rank{rank}.jsonl", forget)
+    rows = {row.name: row for row in boxing_rows(read_run(folder))}
+    assert rows["grads.head"].change == "not in the plan"
+    assert math.isnan(rows["grads.head"].ratio)
+    assert rows["grads.head"].waited_seconds == pytest.approx(0.001)
+    total = total_row(list(rows.values()))
+    assert total.ratio == 1.0  # only of those whose bound is known
+    assert total.received_bytes == step_bytes(2)
+
+
 def test_report_environment_names_ranks_that_differ(tmp_path: Path) -> None:
     run: RunEvents = read_run(write_run(tmp_path / "run", num_ranks=4, num_steps=2))
     rows = dict(environment(run))

@@ -39,6 +39,42 @@ def test_report_timeline_rows_and_shares(tmp_path: Path) -> None:
         assert 0 < shares.hidden < 1
 
 
+def test_report_timeline_moves_are_exposed_as_far_as_waited_for(tmp_path: Path) -> None:
+    events = [
+        {"kind": "start", "num_ranks": 1},
+        {
+            "kind": "node",
+            "step": 1,
+            "name": "a",
+            "lane": "compute",
+            "start": 0,
+            "end": 8,
+        },
+        {"kind": "boxing", "step": 1, "name": "m", "start": 2, "end": 6, "waited": 1},
+        {"kind": "boxing", "step": 1, "name": "n", "start": 7, "end": 10},
+    ]
+    text = "\n".join(map(json.dumps, events))
+    (tmp_path / "events-rank0.jsonl").write_text(text)
+    drawn = draw_timeline(read_run(tmp_path))
+    assert drawn is not None
+    (shares,) = drawn.shares
+    # m is waited for in 5..6; how long n was is not told, and 8..10 holds no node
+    assert dict(shares.parts) == pytest.approx({"compute": 0.7, "move": 0.3, "idle": 0})
+    assert shares.hidden == pytest.approx(1 - 3 / 7)
+
+
+def test_report_ranks_are_on_one_clock(tmp_path: Path) -> None:
+    for rank, late in ((0, 0.0), (1, 0.25), (2, 86_400.0)):
+        events = [
+            {"kind": "start", "num_ranks": 3, "time_unix": 1.75e9 + late},
+            {"kind": "node", "step": 1, "name": "a", "start": 1.0, "end": 2.0},
+        ]
+        text = "\n".join(map(json.dumps, events))
+        (tmp_path / f"events-rank{rank}.jsonl").write_text(text)
+    starts = [r.nodes[0].start_seconds for r in read_run(tmp_path).ranks]
+    assert starts == [1.0, 1.25, 1.0]
+
+
 def test_report_timeline_caps_its_bars(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", num_ranks=2, recorded=(3, 4))
     path = folder / "events-rank0.jsonl"

@@ -116,7 +116,22 @@ def test_trace_of_a_run_that_recorded_nothing(tmp_path: Path) -> None:
     assert {e["ph"] for e in events} == {"M"}
 
 
-def test_trace_nodes_that_overlap_are_asynchronous(tmp_path: Path) -> None:
+def test_trace_nodes_inside_another_nest(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", num_ranks=1, recorded=(3,))
+    path = folder / "events-rank0.jsonl"
+    node = {"kind": "node", "step": 3, "lane": "save"}
+    outer = node | {"name": "outer", "start": 2.0, "end": 3.0}
+    inner = [
+        node | {"name": f"inner {i}", "start": 2 + i / 2, "end": 2.5 + i / 2}
+        for i in range(2)
+    ]
+    path.write_text(path.read_text() + "\n".join(map(json.dumps, [*inner, outer])))
+    events = events_of(folder)
+    slices = [e["name"] for e in events if e["ph"] == "X" and e["tid"] == 5]
+    assert slices == ["outer", "inner 0", "inner 1"]
+
+
+def test_trace_nodes_that_cross_are_asynchronous(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", num_ranks=1, recorded=(3,))
     path = folder / "events-rank0.jsonl"
     node = {"kind": "node", "step": 3, "lane": "save"}
