@@ -5,7 +5,6 @@ answers at once, without importing torch.
 """
 
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from placet.errors import PlacetError
 from placet.job.forkserver import start_forkserver
 from placet.job.interrupt import EXIT_CODE
 from placet.job.recipes import known_recipes
+from placet.settings import worker
 
 BAD_INPUT = 2
 """Exit code of a command that could not be understood; a failed one exits with 1."""
@@ -114,7 +114,7 @@ def train(
 
     Ctrl-C once: the workers finish their step, save, and end; twice: they end at once.
     """
-    launched = "RANK" in os.environ
+    launched = worker() is not None
     if not launched and ranks is not None and ranks > 1:
         start_forkserver(ranks)  # its import of torch runs beside our own
     code = _done_by("train", "train")(recipe, ranks, settings or (), resume, run_dir)

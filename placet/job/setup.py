@@ -80,7 +80,7 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     strangers = sum(id(p) not in own for p in given)
     if strangers:
         raise ValueError(
-            f"the optimizer has {strangers} of {len(given)} parameters that are not the "
+            f"{strangers} of the optimizer's {len(given)} parameters are not the "
             "model's; make it over model.parameters() of the very model given to Job"
         )
 

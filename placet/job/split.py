@@ -3,10 +3,10 @@
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from placet.placement.layout import chunk
 from placet.run.global_batch import Rows
+from placet.torch_private.pytree import leaves, map_leaves
 
 
 def part_of(batch: Any, rank: int, num_ranks: int, micro: int) -> tuple[Any, Rows]:
@@ -19,7 +19,7 @@ def part_of(batch: Any, rank: int, num_ranks: int, micro: int) -> tuple[Any, Row
     Raises:
         ValueError: no tensor, or tensors whose first dims differ.
     """
-    tensors = [t for t in tree_leaves(batch) if isinstance(t, Tensor) and t.dim()]
+    tensors = [t for t in leaves(batch) if isinstance(t, Tensor) and t.dim()]
     sizes = sorted({len(t) for t in tensors})
     if len(sizes) != 1:
         raise ValueError(
@@ -29,7 +29,7 @@ def part_of(batch: Any, rank: int, num_ranks: int, micro: int) -> tuple[Any, Row
     num_rows = sizes[0]
     start, stop = chunk(0, num_rows, num_ranks, rank)
     taken = slice(start, stop) if start < stop else slice(0, 1)
-    local = tree_map(
+    local = map_leaves(
         lambda t: t[taken] if isinstance(t, Tensor) and t.dim() else t, batch
     )
     first = micro * num_rows + start

@@ -8,7 +8,7 @@ A tensor's name and global shape do not depend on the number of ranks or the ZeR
 so neither does a checkpoint.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Progress:
     """How far a job has come: steps taken, and the next global batch to read."""
 
     step: int = 0
-    position: Position = Position()
+    position: Position = field(default_factory=Position)
 
 
 def job_state(

@@ -23,7 +23,7 @@ from placet.job.process import die_with_parent
 from placet.job.recipes import Recipe, absolute_target, find_recipe, read_settings
 from placet.job.report import render
 from placet.job.worker import without_own_frames
-from placet.settings import RUN_DIR, Worker, run_dir, worker
+from placet.settings import RUN_DIR, Worker, run_dir, set_run_dir, worker
 
 RUNS = Path("runs")
 BAD_INPUT = 2
@@ -125,7 +125,7 @@ def _train_here(request: Request, folder: Path | None, *, reports: bool) -> int:
     """Trains in this process: alone, or as one of torchrun's workers."""
     interrupt.install(announce=reports)
     if folder is not None:
-        os.environ[RUN_DIR] = str(folder)
+        set_run_dir(folder)
     try:
         run_recipe(request)
     except Exception as error:

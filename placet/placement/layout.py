@@ -144,9 +144,10 @@ def check_fits(shape: Shape, layout: Layout) -> None:
     """
     for axis, p in zip(layout.mesh.axes, layout.placements, strict=True):
         if isinstance(p, Split) and p.dim >= len(shape):
-            dims = f"dims 0 to {len(shape) - 1}" if shape else "no dims (use B)"
+            found = f"dims 0 to {len(shape) - 1}" if shape else "no dims (use B)"
             raise ValueError(
-                f"cannot place a tensor of shape {shape} as {p!r} @{axis}: it has {dims}"
+                f"cannot place a tensor of shape {shape} as {p!r} @{axis}: it has "
+                f"{found}"
             )
 
 

@@ -1,8 +1,8 @@
 """Which modules of a plain model are blocks: the opaque compute nodes of its program.
 
-A block is a child of a ModuleList or Sequential that has parameters of its own, outermost
-first; everything else belongs to the root block, named "". A parameter that two blocks
-share (tied weights) belongs to the root.
+A block is a child of a ModuleList or Sequential that has parameters of its own,
+outermost first; everything else belongs to the root block, named "". A parameter that
+two blocks share (tied weights) belongs to the root.
 """
 
 from dataclasses import dataclass

@@ -234,8 +234,7 @@ class _Builder:
         order = [*reversed(self.blocks[:-1]), root]
         buckets: list[list[str]] = []
         for block in order:
-            # Whole from forward to backward: the root, and the block whose turn comes at
-            # once.
+            # The root, and the block whose turn comes at once, stay whole until then.
             kept = block is root or block is order[0]
             inputs = () if kept else self.gather(block, "backward")
             name = f"{block_name(block)}.backward"

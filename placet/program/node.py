@@ -1,8 +1,8 @@
 """The nodes of a program: what may happen to placed tensors.
 
-    Load      brings a batch            Compute   a callable, a graph, or one module block
-    Boxing    changes placements        Update    the optimizer
-    Save      writes a checkpoint       Evaluate  computes metrics
+    Load      brings a batch          Compute   a callable, a graph, or one block
+    Boxing    changes placements      Update    the optimizer
+    Save      writes a checkpoint     Evaluate  computes metrics
 
 Nodes are values. They name tensors and never hold them; what a name stands for on a
 rank is bound by the executor (`placet.run.executor`).

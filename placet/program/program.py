@@ -1,7 +1,7 @@
 """A program: a whole job as data, a list of nodes over named placed tensors.
 
-The one description of work: the planner refines its compute nodes, the exchange rewrites
-its boxings, the executor fires its nodes, recovery observes them.
+The one description of work: the planner refines its compute nodes, the exchange
+rewrites its boxings, the executor fires its nodes, recovery observes them.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,10 @@
 """Hooks that make a plain module's blocks the compute nodes of its program.
 
-The user calls `model(...)` and autograd runs the backward; hooks on the blocks tell when
-each opaque node begins and ends, so that the executor can fire the boxings around it:
+The user calls `model(...)` and autograd runs the backward; hooks on the blocks tell
+when each opaque node begins and ends, so that the executor can fire the boxings around
+it:
 
-    before a block's forward    its parameters are whole; the next block's are on their way
+    before a block's forward    its parameters are whole; the next's are on their way
     after it                    level 3: only parts are kept, except the last block's
     before its backward         whole again; the block before is on its way
     after it                    level 3: only parts are kept
@@ -16,13 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from placet.program.blocks import Block
 from placet.program.data_parallel import block_name
 from placet.run.events import NodeFired
 from placet.run.executor import Executor
 from placet.run.parameters import StoredBlock
+from placet.torch_private.pytree import leaves
 
 
 @dataclass
@@ -59,7 +60,7 @@ class BlockHooks:
         if name in self.in_backward:  # recomputed by activation checkpointing
             return
         tensors = [
-            t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad
+            t for t in leaves(output) if isinstance(t, Tensor) and t.requires_grad
         ]
         if tensors and torch.is_grad_enabled():
             torch.autograd.graph.register_multi_grad_hook(

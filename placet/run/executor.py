@@ -8,9 +8,9 @@ There is one executor for every program. A node fires when its inputs are there:
     wait(node)      takes a boxing's result; its `put` stores it
     run(node, fn)   a node that computes: waits for the boxings it reads, then calls fn
 
-What a name stands for is bound beforehand: `bind(boxing, source, sink)`. Boxings of one
-queue are submitted in program order on every rank, because a wire that is not order-free
-matches moves by their order.
+What a name stands for is bound beforehand: `bind(boxing, source, sink)`. Boxings of
+one queue are submitted in program order on every rank, because a wire that is not
+order-free matches moves by their order.
 """
 
 import time

@@ -3,7 +3,7 @@
 Autograd makes a gradient; a hook on the parameter puts it where its boxing expects it
 and tells the executor, which submits the boxing as soon as its bucket is complete:
 
-    boxed to B     the bucket is one flat buffer, reduced in place; `grad` is a view of it
+    boxed to B     the bucket is one flat buffer, reduced in place; `grad` is a view
     boxed to S(0)  the bucket packs the gradients and keeps only this rank's parts
 
 With the last bucket travel the totals: the sum of the losses, the count of targets, the

@@ -25,6 +25,7 @@ from placet.program.data_parallel import block_name
 from placet.program.node import Boxing
 from placet.program.program import Program
 from placet.run.executor import Binding, Executor
+from placet.torch_private.foreach import copy
 
 
 def cut_parts(
@@ -88,14 +89,14 @@ def _parts_of(parts: Sequence[nn.Parameter]) -> Callable[[], list[Tensor]]:
 def _copy_into(wholes: Sequence[nn.Parameter]) -> Callable[[Sequence[Tensor]], None]:
     def sink(values: Sequence[Tensor]) -> None:
         with torch.no_grad():
-            torch._foreach_copy_([w.data for w in wholes], list(values))
+            copy([w.data for w in wholes], list(values))
 
     return sink
 
 
 @dataclass
 class StoredBlock:
-    """A block whose parameters are stored as parts; see NOTE [Parameters that come and go].
+    """A block stored as parts; see NOTE [Parameters that come and go].
 
     Args:
         parameters, parts: the module's parameters and what is stored of them.
@@ -154,7 +155,7 @@ class StoredBlock:
             piece.view(self.shapes[name])
             for name, piece in zip(names, buffer.split(sizes), strict=True)
         ]
-        torch._foreach_copy_(views, list(values))
+        copy(views, list(values))
         for name, view in zip(names, views, strict=True):
             self.parameters[name].data = view
 
@@ -165,7 +166,7 @@ def stored_blocks(
     """Turn a model's whole parameters into parts, block by block.
 
     Args:
-        parts: this rank's parts by name; parameters that are not split map to themselves.
+        parts: this rank's parts by name; what is not split maps to itself.
     """
     named = dict(model.named_parameters())
     stored = {}

@@ -4,9 +4,9 @@
     backward(loss, count)             once a micro-batch; boxings overlap it
     update()                          totals, norm, clipping, the optimizer
 
-The loss that autograd sees is `loss * count / nominal`, a sum up to a constant that all
-ranks share; with the totals known, gradients are multiplied by `nominal / total`, so the
-mean is over the targets of the global batch, however unevenly ranks have them.
+The loss that autograd sees is `loss * count / nominal`, a sum up to a constant that
+all ranks share; with the totals known, gradients are multiplied by `nominal / total`,
+so the mean is over the targets of the global batch, however unevenly ranks have them.
 """
 
 import inspect
@@ -45,6 +45,7 @@ from placet.run.parameters import (
     cut_parts,
     stored_blocks,
 )
+from placet.torch_private.foreach import multiply, norms
 from placet.wire.interface import Wire
 
 
@@ -217,8 +218,7 @@ class Training:
             for p in self.parts.values()
             if p.grad is not None and (first or p.dim() or not self.splits)
         ]
-        norms = torch._foreach_norm(mine) if mine else []
-        squares = sum(float(n) ** 2 for n in norms)
+        squares = sum(float(n) ** 2 for n in norms(mine)) if mine else 0.0
         if self.splits:
             self.norm_sum.fill_(squares)
             self.executor.submit(f"{NORM}.box")
@@ -234,7 +234,7 @@ class Training:
     def _multiply(self, factor: float) -> None:
         grads = [p.grad for p in self.parts.values() if p.grad is not None]
         if factor != 1.0 and grads:
-            torch._foreach_mul_(grads, factor)
+            multiply(grads, factor)
 
     def _forget_gradients(self) -> None:
         for name, parameter in self.gradients.parameters.items():
@@ -252,8 +252,8 @@ class Training:
         )
         where = f"the gradient of {culprit!r}" if culprit else "the loss only"
         raise NonFiniteLoss(
-            f"step {self.executor.step}: the loss is {loss_sum}; first seen in {where}. "
-            "No parameter was changed and the last checkpoint is kept: lower the "
+            f"step {self.executor.step}: the loss is {loss_sum}; first seen in {where}."
+            " No parameter was changed and the last checkpoint is kept: lower the "
             "learning rate, clip gradients (clip_norm=1.0) or look at this step's data"
         )
 
