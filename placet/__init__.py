@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from placet.job.checkpoint import Checkpoints
     from placet.job.data import Data
     from placet.job.job import Job
+    from placet.job.large import Deferred
     from placet.job.launch import launch
     from placet.job.place import place
     from placet.placement.cluster import Cluster
@@ -32,6 +33,7 @@ __all__ = [
     "Checkpoints",
     "Cluster",
     "Data",
+    "Deferred",
     "Job",
     "Layout",
     "Mesh",
@@ -48,6 +50,7 @@ _HOMES = {
     "Checkpoints": "placet.job.checkpoint",
     "Cluster": "placet.placement.cluster",
     "Data": "placet.job.data",
+    "Deferred": "placet.job.large",
     "Job": "placet.job.job",
     "Layout": "placet.placement.layout",
     "Mesh": "placet.placement.mesh",

@@ -15,15 +15,17 @@ step is `placet.run.training`; which boxings there are is its program (`job.prog
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
 from placet.job.checkpoint import Checkpoints, Saver
+from placet.job.checkpoint import Saved as SavedState
 from placet.job.data import BatchPart, Data, MicroBatch, Position, part_loader
 from placet.job.evaluation import Metrics, evaluate
 from placet.job.events import (
@@ -35,9 +37,10 @@ from placet.job.events import (
     StepDone,
 )
 from placet.job.interrupt import requested
+from placet.job.large import Deferred
 from placet.job.record import Recorder
 from placet.job.session import current_wire
-from placet.job.setup import Settings, build_training, check_same_everywhere
+from placet.job.setup import MakesOptimizer, Settings, build_training
 from placet.job.split import part_of
 from placet.job.state import Progress, job_state, load_job_state
 from placet.placement.mesh import Mesh
@@ -60,7 +63,8 @@ class Job:
     >>> job.fit()
 
     Args:
-        model: written for one device, built alike on every rank.
+        model: written for one device, built alike on every rank; or `Deferred`, one
+            that is too large to be built whole.
         loss: `loss(model, batch)` -> the mean loss, or (mean loss, number of targets it
             is the mean of); without a number, the rows of the batch are counted.
         optimizer: made over `model.parameters()`, or a function params -> optimizer.
@@ -90,18 +94,18 @@ class Job:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Deferred,
         loss: Loss | None = None,
-        optimizer: "Optimizer | Callable[[Any], Optimizer] | None" = None,
-        data: "Data | Any | None" = None,
+        optimizer: Optimizer | MakesOptimizer | None = None,
+        data: Data | DataLoader[Any] | None = None,
         *,
         steps: int | None = None,
         zero: Literal[0, 1, 2, 3] = 0,
         accumulate: int = 1,
         clip_norm: float | None = None,
         precision: Precision = "fp32",
-        scheduler: "LRScheduler | Callable[[Optimizer], LRScheduler] | None" = None,
-        validation: "Data | Any | None" = None,
+        scheduler: LRScheduler | Callable[[Optimizer], LRScheduler] | None = None,
+        validation: Data | DataLoader[Any] | None = None,
         evaluate_every: int | None = None,
         metrics: Metrics | None = None,
         callbacks: Sequence[Callback] = (),
@@ -111,7 +115,6 @@ class Job:
         name: str = "job",
         wire: Wire | None = None,
     ) -> None:
-        self.model = model
         self.loss = loss
         self.steps = steps
         self.data = None if data is None else Data.of(data)
@@ -132,13 +135,13 @@ class Job:
             local_batch_norm=local_batch_norm,
             batch_rows=self.data.batch_size if self.data else 0,
         )
-        self.optimizer = _made(optimizer, model.parameters())
-        check_same_everywhere(model, self.optimizer, self.settings, self.wire)
         self.training: Training = build_training(
-            name, model, self.optimizer, self.settings, self.wire
+            name, model, optimizer, self.settings, self.wire
         )
+        self.model = self.training.model
+        self.optimizer = self.training.optimizer
         self.scheduler = _scheduler(scheduler, self.optimizer)
-        self.forward = global_forward(model, self.training, seed, local_batch_norm)
+        self.forward = global_forward(self.model, self.training, seed, local_batch_norm)
         if self.run_dir is not None:
             recorder = Recorder(self.run_dir, self.rank)
             self.callbacks.insert(0, recorder)
@@ -196,6 +199,8 @@ class Job:
         finally:
             self.training.settle()
             seconds = time.monotonic() - began
+            control = self.wire.control_bytes()
+            self.training.ledger.control_bytes["exchange"] = control
             accounts = self.training.ledger.accounts()
             self.emit(Finished(self.status, self.step_count, seconds, accounts))
 
@@ -294,7 +299,7 @@ class Job:
         state = job_state(self.training, self.scheduler, progress)
         saved = self._saver.save(self.step_count, state)
         if saved is not None:
-            self.emit(Saved(saved.step, str(saved.path), saved.seconds))
+            self._saved(saved)
 
     def load(self, path: Path | str) -> None:
         """Go on from a checkpoint, written by any number of ranks and any ZeRO level.
@@ -395,7 +400,13 @@ class Job:
             saver, self._saver = self._saver, None
             saved = saver.close()
             if saved is not None:
-                self.emit(Saved(saved.step, str(saved.path), saved.seconds))
+                self._saved(saved)
+
+    def _saved(self, saved: SavedState) -> None:
+        """A checkpoint is complete; its bytes are foreign, shared by all ranks."""
+        account = self.training.ledger.foreign_bytes
+        account["checkpoints"] += saved.num_bytes // self.num_ranks
+        self.emit(Saved(saved.step, str(saved.path), saved.seconds))
 
     def _check_fit(self, steps: int | None) -> int:
         last = steps if steps is not None else self.steps
@@ -404,18 +415,6 @@ class Job:
         if missing or last is None:
             raise ValueError(f"Job.fit needs {', '.join(missing)}: give it to Job(...)")
         return last
-
-
-def _made(optimizer: Any, parameters: Iterable[nn.Parameter]) -> Optimizer:
-    if optimizer is None:
-        raise ValueError(
-            "Job needs an optimizer: one made over model.parameters(), or a function "
-            "such as lambda params: torch.optim.AdamW(params, lr=3e-4)"
-        )
-    made = optimizer if isinstance(optimizer, Optimizer) else optimizer(parameters)
-    if not isinstance(made, Optimizer):
-        raise TypeError(f"optimizer gave a {type(made).__name__}, not an Optimizer")
-    return made
 
 
 def _scheduler(scheduler: Any, optimizer: Optimizer) -> LRScheduler | None:

@@ -3,21 +3,26 @@
 import hashlib
 import json
 import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from placet.errors import RanksDiffer
+from placet.job.large import Deferred, outline
 from placet.placement.mesh import Mesh
-from placet.program.data_parallel import DataParallel, ZeroLevel
+from placet.placement.placement import S
+from placet.program.data_parallel import DataParallel, ZeroLevel, along
 from placet.run.loss_scale import LossScale
 from placet.run.optimizers import is_elementwise
 from placet.run.precision import Precision
 from placet.run.training import Training, start_training
 from placet.wire.interface import Wire
+
+MakesOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 @dataclass(frozen=True)
@@ -50,52 +55,123 @@ class Settings:
 
 
 def build_training(
-    name: str, model: nn.Module, optimizer: Optimizer, settings: Settings, wire: Wire
+    name: str,
+    source: nn.Module | Deferred,
+    optimizer: Optimizer | MakesOptimizer | None,
+    settings: Settings,
+    wire: Wire,
 ) -> Training:
-    """Place the model on all ranks by the job's settings."""
-    _check_optimizer(model, optimizer)
-    needs_scale = settings.precision == "fp16"
-    options = DataParallel(
-        level=settings.zero,
-        whole_updates=settings.zero > 0 and not is_elementwise(optimizer),
-        batch_rows=max(settings.batch_rows, wire.num_ranks),
-        needs_norm=needs_scale or settings.clip_norm is not None,
-    )
+    """Place the model on all ranks by the job's settings.
+
+    Args:
+        source: a model, or how to build one part by part.
+        optimizer: made over the model's parameters, or a function that makes it.
+
+    Raises:
+        ValueError: an optimizer that does not fit.
+        RanksDiffer: see `check_same_everywhere`.
+    """
+    shapes = None
+    mesh = Mesh(f"data={wire.num_ranks}")
+    if isinstance(source, Deferred):
+        if optimizer is None or isinstance(optimizer, Optimizer):
+            raise ValueError(
+                "a Deferred model has no parameters yet: give the optimizer as a "
+                "function, such as lambda params: torch.optim.AdamW(params, lr=3e-4)"
+            )
+        outlined = outline(source)
+        model = outlined.model
+        options = _options(model, made(optimizer, model), settings, wire)
+        layout = None
+        if options.splits_parameters:
+            layout, shapes = along(mesh, options.axis, S(0)), outlined.shapes
+        outlined.fill(layout, wire.rank)
+    else:
+        model = source
+    used = made(optimizer, model)
+    check_same_everywhere(model, used, settings, wire, are_parts=shapes is not None)
     return start_training(
         name,
         model,
-        optimizer,
+        used,
         wire,
-        Mesh(f"data={wire.num_ranks}"),
-        options=options,
+        mesh,
+        options=_options(model, used, settings, wire),
         clip_norm=settings.clip_norm,
-        scale=LossScale() if needs_scale else None,
+        scale=LossScale() if settings.precision == "fp16" else None,
+        shapes=shapes,
     )
 
 
-def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+def made(optimizer: Optimizer | MakesOptimizer | None, model: nn.Module) -> Optimizer:
+    """The optimizer, made over the model's parameters if it is not yet.
+
+    Raises:
+        ValueError: there is none, or it has parameters that are not the model's.
+        TypeError: the function made something else.
+    """
+    if optimizer is None:
+        raise ValueError(
+            "Job needs an optimizer: one made over model.parameters(), or a function "
+            "such as lambda params: torch.optim.AdamW(params, lr=3e-4)"
+        )
+    if not isinstance(optimizer, Optimizer):
+        optimizer = optimizer(model.parameters())
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer gave a {type(optimizer).__name__}, no Optimizer")
     own = {id(p) for p in model.parameters()}
-    groups = optimizer.param_groups
-    given = [p for group in groups for p in group["params"]]
+    given = [p for group in optimizer.param_groups for p in group["params"]]
     strangers = sum(id(p) not in own for p in given)
     if strangers:
         raise ValueError(
             f"{strangers} of the optimizer's {len(given)} parameters are not the "
             "model's; make it over model.parameters() of the very model given to Job"
         )
+    return optimizer
+
+
+def _options(
+    model: nn.Module, optimizer: Optimizer, settings: Settings, wire: Wire
+) -> DataParallel:
+    counts_globally = wire.num_ranks > 1 and not settings.local_batch_norm
+    return DataParallel(
+        level=settings.zero,
+        whole_updates=settings.zero > 0 and not is_elementwise(optimizer),
+        batch_rows=max(settings.batch_rows, wire.num_ranks),
+        accumulate=settings.accumulate,
+        batch_norms=_batch_norms(model) if counts_globally else (),
+        needs_norm=settings.precision == "fp16" or settings.clip_norm is not None,
+    )
+
+
+def _batch_norms(model: nn.Module) -> tuple[int, ...]:
+    """Features of the BatchNorm layers, in definition order."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    return tuple(m.num_features for m in model.modules() if isinstance(m, kinds))
 
 
 def check_same_everywhere(
-    model: nn.Module, optimizer: Optimizer, settings: Settings, wire: Wire
+    model: nn.Module,
+    optimizer: Optimizer,
+    settings: Settings,
+    wire: Wire,
+    *,
+    are_parts: bool = False,
 ) -> None:
     """Compare fingerprints of all ranks before the first step.
+
+    Args:
+        are_parts: each rank has its own part of the parameters, so values differ.
 
     Raises:
         RanksDiffer: names what differs, on which ranks, and the usual reason.
     """
     if wire.num_ranks == 1:
         return
-    mine = json.dumps(_fingerprint(model, optimizer, settings)).encode()
+    fingerprint = _fingerprint(model, optimizer, settings)
+    if are_parts:
+        fingerprint |= {"names": [n for n, _ in model.named_parameters()], "values": []}
+    mine = json.dumps(fingerprint).encode()
     found = [json.loads(x) for x in wire.exchange(mine, key="fingerprint")]
     for field, reason in _REASONS.items():
         values = [f[field] for f in found]
@@ -152,4 +228,5 @@ def _optimizer_text(optimizer: Optimizer) -> str:
 
 def _checksum(tensor: torch.Tensor) -> int:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy()) if flat.numel() else 0
+    data: Any = flat.view(torch.uint8).numpy()
+    return zlib.crc32(data)

@@ -29,6 +29,7 @@ from placet.program.verify import verify
 ZeroLevel: TypeAlias = Literal[0, 1, 2, 3]
 TOTALS = "totals"
 NORM = "norm"
+STATISTICS = "batch_norm"
 NUM_SUMS = 3
 """The totals open with the loss sum, the count of targets and the stop requests."""
 
@@ -52,6 +53,9 @@ class DataParallel:
         whole_updates: the optimizer needs whole tensors, so updates stay on B.
         bucket_bytes: gradients travel in buckets of about this size.
         batch_rows: rows of the global batch.
+        accumulate: micro-batches per step and rank.
+        batch_norms: features of each layer that normalises over the global batch, in
+            forward order.
         needs_norm: the update wants the gradients' global norm (clipping, fp16).
         axis: the mesh axis the batch is split over.
     """
@@ -60,6 +64,8 @@ class DataParallel:
     whole_updates: bool = False
     bucket_bytes: int = 8 << 20
     batch_rows: int = 1
+    accumulate: int = 1
+    batch_norms: tuple[int, ...] = ()
     needs_norm: bool = False
     axis: str = "data"
 
@@ -172,7 +178,7 @@ class _Builder:
         for index, names in enumerate(self.by_dtype(split)):
             outputs = [self.add(f"{n}.{phase}", n, B) for n in names]
             name = f"{block_name(block)}.gather.{phase}.{index}"
-            self.box(name, names, outputs, S(0), B, queue="params", priority=1)
+            self.box(name, names, outputs, S(0), B, queue="params", each=True)
             whole += outputs
         return whole
 
@@ -192,9 +198,9 @@ class _Builder:
         dst: Placement,
         *,
         queue: str,
-        priority: int = 0,
+        each: bool = False,
     ) -> None:
-        """Append a boxing node."""
+        """Append a boxing node; `each` micro-batch fires it, or the step."""
         self.nodes.append(
             Boxing(
                 name,
@@ -202,8 +208,9 @@ class _Builder:
                 tuple(outputs),
                 self.layout(src),
                 self.layout(dst),
-                priority,
-                queue,
+                priority=1 if queue in ("params", STATISTICS) else 0,
+                queue=queue,
+                times=self.options.accumulate if each else 1,
             )
         )
 
@@ -211,11 +218,22 @@ class _Builder:
         """Every block's forward, with its gathers; the root's parameters come first."""
         root = self.blocks[-1]
         root_inputs = self.gather(root, "forward")
+        for index, features in enumerate(self.options.batch_norms):
+            self.statistics(f"{STATISTICS}.{index}.forward", 1 + 2 * features)
         source = "batch"
         for block in self.blocks[:-1]:
             inputs = self.gather(block, "forward")
             source = self.compute(block, "forward", (source, *inputs))
         self.compute(root, "forward", (source, *root_inputs), totals=True)
+
+    def statistics(self, name: str, count: int) -> None:
+        """One layer's sums over the global batch, boxed in the middle of a block."""
+        local, total = f"{name}.local", f"{name}.sum"
+        for tensor, placement in ((local, P()), (total, B)):
+            layout = self.layout(placement)
+            self.tensors[tensor] = TensorSpec((count,), torch.float64, layout)
+        self.nodes.append(Compute(local, (), (local,)))
+        self.box(name, [local], [total], P(), B, queue=STATISTICS, each=True)
 
     def compute(
         self, block: Block, phase: str, inputs: tuple[str, ...], totals: bool = False
@@ -230,6 +248,8 @@ class _Builder:
     def backward(self) -> None:
         """Backward nodes from the last block to the first, then their boxings."""
         root = self.blocks[-1]
+        for index, features in enumerate(self.options.batch_norms):
+            self.statistics(f"{STATISTICS}.{index}.backward", 2 * features)
         source = f"{block_name(root)}.forward"
         order = [*reversed(self.blocks[:-1]), root]
         buckets: list[list[str]] = []
@@ -305,7 +325,8 @@ class _Builder:
         if splits and self.options.level >= 2:  # these are boxed every micro-batch
             self.late += whole
             whole = []
-        groups = [(group, S(0)) for group in self.by_dtype(split)]
+        groups: list[tuple[list[str], Placement]] = []
+        groups += [(group, S(0)) for group in self.by_dtype(split)]
         groups += [(group, B) for group in self.by_dtype(whole)]
         for index, (group, placement) in enumerate(groups):
             inputs = [f"{n}.grad" for n in group]
@@ -320,7 +341,8 @@ class _Builder:
             ):
                 inputs, outputs = [*inputs, TOTALS], [*outputs, f"{TOTALS}.sum"]
             name = title if len(groups) == 1 else f"{title}.{index}"
-            self.box(name, inputs, outputs, P(), placement, queue="grads")
+            each = splits and self.options.level >= 2
+            self.box(name, inputs, outputs, P(), placement, queue="grads", each=each)
 
     def update(self) -> None:
         """The optimizer's node, and the boxings that bring parts back to B."""
@@ -343,7 +365,7 @@ class _Builder:
                 news = [f"{n}.new" for n in names]
                 wholes = [self.add(f"{n}.whole", n, B) for n in names]
                 title = f"{block_name(block)}.whole.{index}"
-                self.box(title, news, wholes, S(0), B, queue="params", priority=1)
+                self.box(title, news, wholes, S(0), B, queue="params")
 
     def norm(self) -> str:
         """The sum of the gradients' squares; over parts it is a P(sum) to be boxed."""

@@ -69,6 +69,7 @@ class Boxing:
         priority: larger goes first, on a wire that can.
         queue: boxings of one queue are submitted in program order on every rank, so
             that a wire that matches by order stays matched.
+        times: how often a step fires it: once, or once a micro-batch.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Boxing:
     dst: Layout
     priority: int = 0
     queue: str = "grads"
+    times: int = 1
     lane: ClassVar[str] = "move"
 
 

@@ -46,11 +46,15 @@ class Program:
 
     def sent_bytes(self, rank: int) -> int:
         """Bytes that the boxings of one step make a rank send."""
-        return sum(self.boxing_plan(b).sent_bytes(rank) for b in self.boxings())
+        return sum(
+            b.times * self.boxing_plan(b).sent_bytes(rank) for b in self.boxings()
+        )
 
     def received_bytes(self, rank: int) -> int:
         """Bytes that the boxings of one step make a rank receive."""
-        return sum(self.boxing_plan(b).received_bytes(rank) for b in self.boxings())
+        return sum(
+            b.times * self.boxing_plan(b).received_bytes(rank) for b in self.boxings()
+        )
 
 
 def change(src: Layout, dst: Layout) -> str:
@@ -79,10 +83,11 @@ def _line(program: Program, node: Node) -> str:
     if isinstance(node, Boxing):
         plan = program.boxing_plan(node)
         rank = program.mesh.ranks[0]
+        often = f" x {node.times}" if node.times > 1 else ""
         size = bytes_text(sum(program.tensors[n].num_bytes for n in node.inputs))
         return (
             f"{head} {change(node.src, node.dst):22} {len(node.inputs):3} tensors, "
-            f"{size}, receives {bytes_text(plan.received_bytes(rank))}"
+            f"{size}, receives {bytes_text(plan.received_bytes(rank))}{often}"
         )
     return f"{head} {_names(program, node.inputs)} -> {_names(program, node.outputs)}"
 

@@ -74,6 +74,8 @@ class BlockHooks:
         """The block's backward is about to run."""
         name = block_name(block)
         if self.current is not None:
+            if not block.name:  # the last block's output is the model's: it is running
+                return
             self.after_backward(self.current)
         self.current = name
         self.in_backward.add(name)

@@ -139,7 +139,7 @@ class Executor:
         return result
 
     def box_now(self, name: str, tensor: Tensor, src: Layout, dst: Layout) -> Tensor:
-        """Box one tensor outside the program (metrics, statistics) and wait for it.
+        """Box one tensor and wait for it: a planned boxing, or one outside the program.
 
         The tensor's local shape must be its global one: src and dst are B or P.
         """
@@ -153,6 +153,11 @@ class Executor:
 
     def _adhoc(self, name: str, tensor: Tensor, src: Layout, dst: Layout) -> "_State":
         """A boxing that the program does not have, kept for its next use."""
+        planned = self._boxings.get(name)
+        if planned is not None:
+            spec = self.program.tensors[planned.node.inputs[0]]
+            if (spec.shape, spec.dtype) == (tuple(tensor.shape), tensor.dtype):
+                return planned
         key = (name, tuple(tensor.shape), tensor.dtype)
         state = self._outside.get(key)
         if state is None:

@@ -35,7 +35,7 @@ class Forward:
     generator: torch.Generator | None
     mode: GlobalBatchMode | None = None
     depth: int = 0
-    entered: list[GlobalBatchMode] = field(default_factory=list)
+    entered: list[Any] = field(default_factory=list)
 
     def prepare(self, step: int, rows: Rows) -> None:
         """The next forwards are of these rows; key their randomness by the step."""
@@ -69,8 +69,9 @@ class Forward:
     def enter(self, model: nn.Module, args: Any) -> None:
         """Before the model's forward (a hook)."""
         if self.mode is not None and not self.depth and model.training:
-            self.mode.__enter__()
-            self.entered.append(self.mode)
+            untyped: Any = self.mode
+            untyped.__enter__()
+            self.entered.append(untyped)
 
     def leave(self, model: nn.Module, args: Any, output: Any) -> None:
         """After it, also when it raised (a hook)."""

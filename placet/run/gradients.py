@@ -178,7 +178,9 @@ def _bind_flat(program: Program, boxing: Boxing, gradients: Gradients) -> None:
     device = next(iter(gradients.parameters.values())).device
     flat = torch.zeros(sum(sizes), dtype=specs[0].dtype, device=device)
     names = []
-    for name, spec, piece in zip(boxing.inputs, specs, flat.split(sizes), strict=True):
+    for name, spec, piece in zip(
+        boxing.inputs, specs, torch.split(flat, sizes), strict=True
+    ):
         view = piece.view(spec.shape)
         if name == TOTALS:
             gradients.totals = view

@@ -153,7 +153,7 @@ class StoredBlock:
         buffer.untyped_storage().resize_(sum(sizes) * like.dtype.itemsize)
         views = [
             piece.view(self.shapes[name])
-            for name, piece in zip(names, buffer.split(sizes), strict=True)
+            for name, piece in zip(names, torch.split(buffer, sizes), strict=True)
         ]
         copy(views, list(values))
         for name, view in zip(names, views, strict=True):
@@ -161,11 +161,15 @@ class StoredBlock:
 
 
 def stored_blocks(
-    model: nn.Module, blocks: Sequence[Block], parts: Mapping[str, nn.Parameter]
+    model: nn.Module,
+    blocks: Sequence[Block],
+    parts: Mapping[str, nn.Parameter],
+    shapes: Mapping[str, torch.Size],
 ) -> dict[str, StoredBlock]:
-    """Turn a model's whole parameters into parts, block by block.
+    """Have a model keep its parameters as parts, block by block.
 
     Args:
+        shapes: of the whole parameters.
         parts: this rank's parts by name; what is not split maps to itself.
     """
     named = dict(model.named_parameters())
@@ -176,7 +180,7 @@ def stored_blocks(
             block,
             {n: named[n] for n in names},
             {n: parts[n] for n in names},
-            {n: named[n].shape for n in names},
+            {n: shapes[n] for n in names},
         )
         item.free()
         stored[item.name] = item

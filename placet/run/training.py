@@ -11,9 +11,10 @@ so the mean is over the targets of the global batch, however unevenly ranks have
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -172,7 +173,7 @@ class Training:
         """
         found: list[UpdateDone] = []
 
-        def closure() -> Tensor:
+        def closure() -> float:
             self.executor.begin_step(self.executor.step)
             self.gradients.begin_step()
             passes()
@@ -182,7 +183,7 @@ class Training:
             loss = totals.loss_sum / max(totals.num_targets, 1.0)
             stop = totals.num_stop_requests > 0
             found.append(UpdateDone(loss, totals.num_targets, norm, False, stop))
-            return torch.tensor(loss, dtype=torch.float64)
+            return loss
 
         self.executor.run("update", "update", lambda: self.optimizer.step(closure))
         self._forget_gradients()
@@ -268,6 +269,7 @@ def start_training(
     options: DataParallel,
     clip_norm: float | None = None,
     scale: LossScale | None = None,
+    shapes: Mapping[str, torch.Size] | None = None,
 ) -> Training:
     """Place a model's parameters and hook it; afterwards it trains on all ranks.
 
@@ -278,19 +280,24 @@ def start_training(
         options: level and sizes; `whole_updates` if the optimizer is not element-wise.
         clip_norm: clip gradients to this global norm.
         scale: the loss scale (fp16).
+        shapes: of the whole parameters, where the model's are already parts.
     """
     blocks = find_blocks(model)
     named = dict(model.named_parameters())
     parts: dict[str, nn.Parameter] = dict(named)
     stored: dict[str, StoredBlock] = {}
-    if options.splits_updates:
+    if shapes is not None:
+        parts = {n: _part(p) if shapes[n] else p for n, p in named.items()}
+        repoint(optimizer, {named[n]: parts[n] for n in named})
+    elif options.splits_updates:
         layout = along(mesh, options.axis, Split(0))
         parts = cut_parts(
             named, layout, wire.rank, own_storage=options.splits_parameters
         )
         repoint(optimizer, {named[n]: parts[n] for n in named})
     if options.splits_parameters:
-        stored = stored_blocks(model, blocks, parts)
+        whole = shapes or {n: p.shape for n, p in named.items()}
+        stored = stored_blocks(model, blocks, parts, whole)
     training = Training(
         name,
         model,
@@ -307,6 +314,10 @@ def start_training(
     training.trains = tuple(p.requires_grad for p in model.parameters())
     _assemble(training)
     return training
+
+
+def _part(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(parameter.detach())
 
 
 def _assemble(training: Training) -> None:
@@ -328,7 +339,8 @@ def _assemble(training: Training) -> None:
     for name, parameter in trainable.items():
         if name not in training.hooked:
             training.hooked.add(name)
-            parameter.register_post_accumulate_grad_hook(_hook(training, name))
+            untyped: Any = parameter
+            untyped.register_post_accumulate_grad_hook(_hook(training, name))
     updated: dict[str, list[str]] = {}
     if training.stored:
         for item in training.stored.values():
@@ -352,8 +364,8 @@ def _keep(_: Sequence[Tensor]) -> None:
     """The boxing ran in place."""
 
 
-def _hook(training: Training, name: str) -> Callable[[Tensor], None]:
-    def made(parameter: Tensor) -> None:
+def _hook(training: Training, name: str) -> Callable[[nn.Parameter], None]:
+    def made(parameter: nn.Parameter) -> None:
         training.gradients.made(name, parameter)
 
     return made
