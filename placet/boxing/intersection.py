@@ -163,11 +163,17 @@ def _receivers(
     """Which of the sharers of a part take a term: those that hold most of it.
 
     Equals share it. Where none holds any, a rank that holds another part of the same
-    term goes first, so that terms stay apart.
+    term goes first, so that terms stay apart. Halos overlap, and a term must be equal
+    wherever it is held: there the choice may not depend on the part.
     """
     if len(sharers) == 1:
         return sharers
     tensor, term, box = what
+    if _has_halo(change.dst):
+        same = change.src.mesh == change.dst.mesh
+        if not same or change.src.partial_axes != change.dst.partial_axes:
+            return sharers[:1]
+        return [rs for rs in sharers if _holds_term(change.src, rs[0], term)]
 
     def fit(replicas: list[int]) -> tuple[int, int]:
         own = [r for r in replicas if _holds_term(change.src, r, term)]
@@ -177,7 +183,7 @@ def _receivers(
     best = max(map(fit, sharers))
     receivers = [replicas for replicas in sharers if fit(replicas) == best]
     all_hold = best[0] == num_elements(box) * len(receivers[0])
-    return receivers[:1] if all_hold else receivers
+    return receivers[:1] if all_hold or not box else receivers
 
 
 def _deliver(
@@ -231,6 +237,11 @@ def term_of(layout: Layout, rank: int) -> Key:
     """Which term a rank holds: its coordinate along the axes that hold terms."""
     pairs = zip(layout.mesh.coordinate(rank), layout.placements, strict=True)
     return tuple(c for c, p in pairs if isinstance(p, Partial) or _is_adjoint(p))
+
+
+def _has_halo(layout: Layout) -> bool:
+    found = (p for p in layout.placements if isinstance(p, Split))
+    return any(any(p.halo) and not p.adjoint for p in found)
 
 
 def _is_adjoint(placement: Placement) -> bool:

@@ -21,7 +21,7 @@ def averaged(layout):
 
 
 def box_and_back(wire, cases):
-    """For each (shape, src, dst, parts, cotangents): this rank's output and gradient."""
+    """This rank's output and gradient for each case."""
     results = []
     for shape, src, dst, parts, cotangents in cases:
         part = parts[wire.rank].clone().requires_grad_()
@@ -197,7 +197,7 @@ def test_box_writes_predicted_and_recorded_bytes_down():
 
 
 def refused(wire, part, src, dst, shape):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="cannot box") as caught:
         box(part, src, dst, wire, shape=shape, key="w")
     return str(caught.value)
 
@@ -213,8 +213,8 @@ MESH = Mesh("data=4")
             S(1),
             S(0),
             (6, 4),
-            "cannot box S(1) -> S(0) of w (6, 4) over axis 'data' of 4 ranks: the part of "
-            "rank 0 must be (6, 1), got (6, 2)",
+            "cannot box S(1) -> S(0) of w (6, 4) over axis 'data' of 4 ranks: "
+            "the part of rank 0 must be (6, 1), got (6, 2)",
         ),
         (
             (2, 4),
