@@ -125,7 +125,7 @@ class Twin:
             self._changed.notify_all()
         return joined
 
-    def finish(self, rank: int, joined: _Open) -> None:
+    def finish(self, rank: int, joined: _Open, timeout_seconds: float) -> None:
         """Block until a joined move is done.
 
         Raises:
@@ -134,7 +134,7 @@ class Twin:
         with self._changed:
             self._waiting_on[rank] = joined.key
             started = time.monotonic()
-            if not self._changed.wait_for(lambda: joined.done, self.timeout_seconds):
+            if not self._changed.wait_for(lambda: joined.done, timeout_seconds):
                 waited = time.monotonic() - started
                 self._fail(joined, WireTimeout, self._who_is_late(joined, waited))
             self._waiting_on.pop(rank, None)
@@ -201,6 +201,7 @@ class _TwinWire(Wire):
         self.rank = rank
         self.num_ranks = twin.num_ranks
         self.capabilities = Capabilities(order_free=True, priorities=False)
+        self.timeout_seconds = twin.timeout_seconds
         self._twin = twin
         self._control_bytes = 0
 
@@ -215,7 +216,7 @@ class _TwinWire(Wire):
     ) -> Future:
         check_submission(move, payload, out, key=key, rank=self.rank)
         joined = self._twin.join(self.rank, key, move.group, move, payload, out)
-        return _TwinFuture(self._twin, self.rank, joined)
+        return _TwinFuture(self, self._twin, joined)
 
     def prepare(self, groups: Iterable[tuple[int, ...]]) -> None:
         pass
@@ -223,7 +224,7 @@ class _TwinWire(Wire):
     def exchange(self, value: bytes, *, key: str) -> list[bytes]:
         everyone = tuple(range(self.num_ranks))
         joined = self._twin.join(self.rank, key, everyone, None, value)
-        self._twin.finish(self.rank, joined)
+        self._twin.finish(self.rank, joined, self.timeout_seconds)
         values = [joined.payloads[rank] for rank in everyone]
         found = [v for v in values if isinstance(v, bytes)]
         self._control_bytes += len(value) * (self.num_ranks - 1)
@@ -240,16 +241,17 @@ class _TwinWire(Wire):
 class _TwinFuture(Future):
     """A joined move."""
 
-    def __init__(self, twin: Twin, rank: int, joined: _Open) -> None:
+    def __init__(self, wire: _TwinWire, twin: Twin, joined: _Open) -> None:
+        self._wire = wire
         self._twin = twin
-        self._rank = rank
+        self._rank = wire.rank
         self._joined = joined
 
     def done(self) -> bool:
         return self._joined.done
 
     def wait(self) -> Tensor:
-        self._twin.finish(self._rank, self._joined)
+        self._twin.finish(self._rank, self._joined, self._wire.timeout_seconds)
         return self._joined.results[self._rank]
 
     def traffic(self) -> Traffic:

@@ -35,7 +35,7 @@ def test_twin_moves_on_any_number_of_ranks(num_ranks):
 def test_twin_late_rank_is_named():
     first, _, third = run_threads(3, check_late, "cpu", wire_timeout=0.2)
     for found in (first, third):
-        assert found.startswith("WireTimeout key 'grads.3' (AllReduce of torch.float32")
+        assert found.startswith("WireTimeout key 'late' (AllReduce of torch.float32")
         assert "submitted by ranks 0, 2; not by rank 1" in found
         assert "submitted 'all timed out' last and waits on 'all timed out'" in found
 
