@@ -110,5 +110,7 @@ def test_gloo_sockets_carry_what_was_predicted_and_headers(num_ranks):
 def test_gloo_pairs_leave_the_others_alone():
     table = ((0, 5, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0))
     move = AllToAll((0, 1, 2, 3), table, torch.int16)
-    found = run_ranks(4, count_bytes, [move])
-    assert found[2] == found[3] == [[0, 0]]
+    # More than once: what the start of the ranks sent may still be arriving at first.
+    found = run_ranks(4, count_bytes, [move] * 4)
+    assert found[2][-1] == found[3][-1] == [0, 0]
+    assert all(n >= HEADER_BYTES for n in (found[0][-1][0], found[1][-1][1]))
