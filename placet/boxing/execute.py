@@ -101,16 +101,19 @@ class Pending:
         """Whether `finish` returns without waiting for others."""
         return self.future is None or self.future.done()
 
-    def finish(self) -> Tensors:
+    def finish(self, into: Sequence[Tensor] | None = None) -> Tensors:
         """The outputs, one per tensor; () on a rank that gets no part.
 
         Call it once: an output may be made in place of the arrival.
+
+        Args:
+            into: tensors of the outputs' shapes to write them into, which saves a copy.
         """
         arrival = None if self.future is None else self.future.wait()
         if self.record is not None and self.future is not None:
             self._write(self.record, self.future.traffic())
         with torch.no_grad():
-            return unpack(self.lowered, self.tensors, arrival, self.device)
+            return unpack(self.lowered, self.tensors, arrival, self.device, into)
 
     def _write(self, record: Record, traffic: CarriesTraffic) -> None:
         move = self.lowered.move

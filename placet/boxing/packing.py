@@ -48,9 +48,13 @@ def _as_bytes(payload: Tensor) -> Tensor:
 
 
 def unpack(
-    lowered: Lowered, tensors: Tensors, arrival: Tensor | None, device: torch.device
+    lowered: Lowered,
+    tensors: Tensors,
+    arrival: Tensor | None,
+    device: torch.device,
+    into: Sequence[Tensor] | None = None,
 ) -> Tensors:
-    """The outputs; the arrival may become part of them."""
+    """The outputs, written into `into` if given; else the arrival may become part."""
     if lowered.dst_shapes is None:
         return ()
     recipe = lowered.recipe
@@ -66,7 +70,12 @@ def unpack(
         if join.tiles and len(join.places) == 1:
             out = segments[join.places[0]].view(shape)
         elif join.tiles and join.places:
-            out = torch.cat([segments[place] for place in join.places]).view(shape)
+            pieces = [segments[place] for place in join.places]
+            if into is not None and into[i].is_contiguous():
+                outs.append(into[i])
+                torch.cat(pieces, out=into[i].view(-1))
+                continue
+            out = torch.cat(pieces).view(shape)
         elif _passes(lowered, i, shape):
             source = tensors[i]
             out = source.detach()
@@ -77,7 +86,12 @@ def unpack(
     if lowered.multiply != lowered.divide and not _scales_at_once(lowered):
         for out in outs:
             _scale(out, lowered)
-    return tuple(outs)
+    if into is None:
+        return tuple(outs)
+    for given, out in zip(into, outs, strict=True):
+        if given is not out:
+            given.copy_(out)
+    return tuple(into)
 
 
 def _scales_at_once(lowered: Lowered) -> bool:

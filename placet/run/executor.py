@@ -30,6 +30,7 @@ from placet.placement.layout import Layout
 from placet.program.node import Boxing
 from placet.program.program import Program
 from placet.run.events import NodeFired, Observer, ignore
+from placet.torch_private.foreach import copy
 from placet.wire.interface import Wire
 
 T = TypeVar("T")
@@ -42,6 +43,7 @@ class Binding:
     Args:
         source: gives its local inputs when it is submitted.
         sink: takes its local outputs when it is waited for.
+        into: gives tensors that the outputs are to be written into.
         flat: the inputs are already one flat buffer, in order, and an all-reduce may
             run in it; then `source` is not asked and `sink` gets no tensors.
     """
@@ -49,6 +51,7 @@ class Binding:
     source: Callable[[], Sequence[Tensor]]
     sink: Callable[[Sequence[Tensor]], None]
     flat: Tensor | None = None
+    into: Callable[[], Sequence[Tensor]] | None = None
 
 
 class Executor:
@@ -208,18 +211,21 @@ class Executor:
     def _finish(self, state: "_State", flight: "_Flight") -> Sequence[Tensor]:
         """Wait for the first step, then run the others of a longer path."""
         steps = state.steps
+        room = _bound(state).into
         if flight.tensors is not None:
-            return flight.tensors
+            return _written(flight.tensors, room() if room else None)
         if flight.pending is None:
             if flight.flat is not None:
                 flight.flat.wait()
                 self._count(flight, steps[0], flight.flat)
             return ()
-        tensors = flight.pending.finish()
-        self._count(flight, steps[0], flight.pending.future)
-        for index, lowered in enumerate(steps[1:], start=1):
-            pending = self._start(state, index, tensors)
-            tensors = pending.finish()
+        pending = flight.pending
+        tensors: Sequence[Tensor] = ()
+        for index, lowered in enumerate(steps):
+            if index:
+                pending = self._start(state, index, tensors)
+            is_last = index == len(steps) - 1
+            tensors = pending.finish(room() if room and is_last else None)
             self._count(flight, lowered, pending.future)
         return tensors
 
@@ -293,6 +299,16 @@ class _State:
     missing: int = 0
     num_fired: int = 0
     flight: _Flight | None = None
+
+
+def _written(
+    tensors: Sequence[Tensor], into: Sequence[Tensor] | None
+) -> Sequence[Tensor]:
+    """What a boxing without steps gives: its inputs, copied if there is a place."""
+    if into is None:
+        return tensors
+    copy(into, tensors)
+    return into
 
 
 def _take(_: Sequence[Tensor]) -> None:

@@ -25,7 +25,6 @@ from placet.program.data_parallel import block_name
 from placet.program.node import Boxing
 from placet.program.program import Program
 from placet.run.executor import Binding, Executor
-from placet.torch_private.foreach import copy
 
 
 def cut_parts(
@@ -73,8 +72,9 @@ def bind_updated(
         executor.bind(
             boxing.name,
             Binding(
-                _parts_of([targets[n] for n in names]),
-                _copy_into([parameters[n] for n in names]),
+                _values_of([targets[n] for n in names]),
+                _keep,
+                into=_values_of([parameters[n] for n in names]),
             ),
         )
         block = boxing.name.rsplit(".whole.", 1)[0]
@@ -82,16 +82,12 @@ def bind_updated(
     return updated
 
 
-def _parts_of(parts: Sequence[nn.Parameter]) -> Callable[[], list[Tensor]]:
-    return lambda: [part.detach() for part in parts]
+def _values_of(parameters: Sequence[nn.Parameter]) -> Callable[[], list[Tensor]]:
+    return lambda: [p.data for p in parameters]
 
 
-def _copy_into(wholes: Sequence[nn.Parameter]) -> Callable[[Sequence[Tensor]], None]:
-    def sink(values: Sequence[Tensor]) -> None:
-        with torch.no_grad():
-            copy([w.data for w in wholes], list(values))
-
-    return sink
+def _keep(_: Sequence[Tensor]) -> None:
+    """The outputs were written where they belong."""
 
 
 @dataclass
@@ -142,8 +138,8 @@ class StoredBlock:
             buffer.untyped_storage().resize_(0)
         self.is_whole = False
 
-    def take(self, names: Sequence[str], values: Sequence[Tensor]) -> None:
-        """Store whole parameters that have arrived, and show them to the module."""
+    def room(self, names: Sequence[str]) -> list[Tensor]:
+        """Memory for whole parameters that are about to arrive."""
         like = self.parts[names[0]]
         sizes = [self.shapes[name].numel() for name in names]
         buffer = self.buffers.get(like.dtype)
@@ -151,11 +147,13 @@ class StoredBlock:
             buffer = torch.empty(sum(sizes), dtype=like.dtype, device=like.device)
             self.buffers[like.dtype] = buffer
         buffer.untyped_storage().resize_(sum(sizes) * like.dtype.itemsize)
-        views = [
+        return [
             piece.view(self.shapes[name])
             for name, piece in zip(names, torch.split(buffer, sizes), strict=True)
         ]
-        copy(views, list(values))
+
+    def show(self, names: Sequence[str], views: Sequence[Tensor]) -> None:
+        """Let the module see whole parameters."""
         for name, view in zip(names, views, strict=True):
             self.parameters[name].data = view
 
@@ -198,10 +196,10 @@ def bind_gathers(program: Program, executor: Executor, stored: StoredBlock) -> N
 
 
 def _bind_gather(executor: Executor, stored: StoredBlock, boxing: Boxing) -> None:
-    def source() -> list[Tensor]:
-        return [stored.parts[name].detach() for name in boxing.inputs]
-
-    def sink(values: Sequence[Tensor]) -> None:
-        stored.take(boxing.inputs, values)
-
-    executor.bind(boxing.name, Binding(source, sink))
+    names = boxing.inputs
+    binding = Binding(
+        _values_of([stored.parts[name] for name in names]),
+        lambda views: stored.show(names, views),
+        into=lambda: stored.room(names),
+    )
+    executor.bind(boxing.name, binding)
