@@ -42,8 +42,8 @@ class Step:
 Price = Callable[[Step], float]
 """What a step costs; paths of least total price are taken."""
 
-A_MOVE, A_STEP, AN_INTERSECTION = 2e-3, 1e-3, 1e-4
-"""Bytes that a move, any step, and a move between pairs count as, to break ties."""
+A_MOVE, A_STEP, AN_INTERSECTION = 2e-3, 1e-3, 4e-3
+"""Bytes that a move, any step, and an intersection count as, to break ties."""
 
 
 def mean_bytes(step: Step) -> float:

@@ -6,14 +6,79 @@ Each rank keeps the part of its slice that its new slice covers and receives the
 Source: OneFlow (arXiv:2110.15032), boxing costs; there summed over the ranks.
 """
 
-from placet.boxing.intersection import lower, received_bytes
-from placet.boxing.rule import Rule
+from functools import lru_cache
+
+from placet.boxing.lowered import Lowered, Piece
+from placet.boxing.moves import AllToAll
+from placet.boxing.parts import (
+    dst_box,
+    dst_elements,
+    group,
+    inside,
+    local_shapes,
+    move_dtype,
+    src_box,
+)
+from placet.boxing.rule import Change, Rule
+from placet.placement.layout import intersect, num_elements
 from placet.placement.placement import Placement, Split
 
 
 def applies(src: Placement, dst: Placement) -> bool:
     """Whether slices of one dim become slices of another."""
     return isinstance(src, Split) and isinstance(dst, Split)
+
+
+def received_bytes(change: Change) -> int:
+    """Bytes received by all ranks: each lacks what its new slice has beyond its old."""
+    ranks = change.src.mesh.ranks
+    lacking = sum(dst_elements(change, r) - _shared(change, r, r) for r in ranks)
+    return lacking * change.dtype.itemsize
+
+
+def lower(change: Change, rank: int) -> Lowered:
+    """Give each member what its new slice takes from here, and get the like."""
+    members = group(change, rank)
+    pack, unpack, keep = [], [], []
+    for member in members:
+        for t in range(len(change.shapes)):
+            old, new = src_box(change, t, rank), dst_box(change, t, rank)
+            given = intersect(old, dst_box(change, t, member))
+            got = intersect(src_box(change, t, member), new)
+            if member == rank and num_elements(got):
+                keep.append((Piece(t, inside(got, old)), Piece(t, inside(got, new))))
+            elif member != rank:
+                if num_elements(given):
+                    pack.append(Piece(t, inside(given, old)))
+                if num_elements(got):
+                    unpack.append(Piece(t, inside(got, new)))
+    move = AllToAll(members, _counts(change, members), move_dtype(change.dtype))
+    return Lowered(
+        src_shapes=local_shapes(change.shapes, change.src, rank),
+        dst_shapes=local_shapes(change.shapes, change.dst, rank),
+        dtype=change.dtype,
+        pack=tuple(pack),
+        move=move,
+        unpack=tuple(unpack),
+        keep=tuple(keep),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _counts(change: Change, members: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(0 if a == b else _shared(change, a, b) for b in members) for a in members
+    )
+
+
+def _shared(change: Change, sender: int, receiver: int) -> int:
+    """Elements of a receiver's new slices that are in a sender's old ones."""
+    return sum(
+        num_elements(
+            intersect(src_box(change, t, sender), dst_box(change, t, receiver))
+        )
+        for t in range(len(change.shapes))
+    )
 
 
 RULE = Rule("split-to-split", applies, received_bytes, lower)

@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+from placet.boxing.bound import bound_elements
+from placet.boxing.intersection import RULE as INTERSECTION
 from placet.boxing.intersection import all_copies
 from placet.boxing.plan import plan_boxing
+from placet.boxing.table import make_change
 from placet.placement.layout import Layout, num_elements
 from placet.placement.mesh import Mesh
 from placet.placement.placement import B, P, S, Split
@@ -109,9 +112,10 @@ def test_halo_beside_another_axis():
 def test_copies_of_a_plain_change_are_what_ranks_lack():
     mesh = Mesh("a=2, b=2")
     src, dst = Layout(mesh, [S(0), B]), Layout(mesh, [S(1), S(0)])
-    plan = plan_boxing([(5, 3)], torch.float64, src, dst)
-    copies = all_copies(plan.steps[0].change)
+    change = make_change(((5, 3),), torch.float64, src, dst)
+    copies = all_copies(change)
     kept = sum(num_elements(c.box) for c in copies if c.sender == c.receiver)
     moved = sum(num_elements(c.box) for c in copies if c.sender != c.receiver)
     assert kept + moved == 15
-    assert moved * 8 == total_received(plan)
+    assert moved * 8 == INTERSECTION.received_bytes(change)
+    assert moved == bound_elements((5, 3), src, dst)
