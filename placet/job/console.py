@@ -124,7 +124,7 @@ class Terminal:
 
     def _now_text(self, job: Any, event: StepDone) -> str:
         per_second = event.num_targets / max(self._seconds, 1e-9)
-        unit = "rows" if event.num_targets == job.settings.batch_rows else "tokens"
+        unit = "rows" if event.num_targets <= job.settings.batch_rows else "tokens"
         left = (self._last_step - event.step) * self._seconds
         parts = [
             f"loss {self._loss:.3f}",

@@ -10,6 +10,7 @@ import signal
 import torch.distributed
 import torch.utils.data  # noqa: F401
 
+import placet.job.train
 import placet.job.worker  # noqa: F401
 from placet.job.process import die_with_parent
 

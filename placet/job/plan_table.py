@@ -40,16 +40,14 @@ def plan_title(job: Any) -> str:
 def placements_table(program: Program, rank: int) -> Table:
     """The plan, with the bytes that `rank` sends and receives in a step."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("", no_wrap=True)
-    table.add_column("tensors", justify="right")
+    table.add_column("tensors", no_wrap=True)
     table.add_column("placement", style="cyan", no_wrap=True)
-    for name in ("size", "sent/step", "received/step"):
+    for name in ("size", "sent", "received"):
         table.add_column(name, justify="right", no_wrap=True)
     rows = [*_stored(program), *_moved(program, rank)]
     for row in rows:
         table.add_row(
-            row.what,
-            f"{row.tensors}",
+            f"{row.tensors} {row.what}",
             row.placement,
             bytes_text(row.num_bytes),
             *("" if n is None else bytes_text(n) for n in _bytes_of(row)),
@@ -57,7 +55,7 @@ def placements_table(program: Program, rank: int) -> Table:
     sent, received = program.sent_bytes(rank), program.received_bytes(rank)
     table.add_section()
     table.add_row(
-        "a step", "", "", "", bytes_text(sent), bytes_text(received), style="bold"
+        "a step", "", "", bytes_text(sent), bytes_text(received), style="bold"
     )
     return table
 
@@ -90,7 +88,7 @@ def _moved(program: Program, rank: int) -> list[Row]:
         names = [name for boxing in boxings for name in boxing.inputs]
         rows.append(
             Row(
-                what if len(boxings) == 1 else f"{what} x{len(boxings)}",
+                what,
                 len(names),
                 changed,
                 _size(program, names),

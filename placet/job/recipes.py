@@ -310,7 +310,7 @@ def _source(module: str) -> str:
 
 def _nearest(given: str, known: Mapping[str, Any] | Sequence[Any]) -> str:
     close = difflib.get_close_matches(given, list(map(str, known)), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return f"; the nearest is {close[0]!r}" if close else ""
 
 
 def _listed(recipe: Recipe) -> str:

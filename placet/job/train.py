@@ -16,6 +16,7 @@ from pathlib import Path
 from placet.errors import RankFailed
 from placet.job import interrupt, session
 from placet.job.checkpoint import Checkpoints, newest
+from placet.job.checkpoint_format import MANIFEST_FILE
 from placet.job.console import Terminal
 from placet.job.job import Job
 from placet.job.launch import launch
@@ -186,8 +187,12 @@ def _checkpoint_of(resume: str, recipe: Recipe) -> Path:
     run = Path(resume)
     if not run.is_dir():
         raise ValueError(f"--resume {resume}: there is no such folder")
-    inside = run / "checkpoints"
-    checkpoint = newest(inside) if inside.is_dir() else run
+    if (run / MANIFEST_FILE).is_file():
+        return run.resolve()
+    checkpoint = newest(run / "checkpoints") or newest(run)
     if checkpoint is None:
-        raise ValueError(f"--resume {resume}: {inside} holds no complete checkpoint")
+        raise ValueError(
+            f"--resume {resume}: neither {run}/checkpoints nor {run} itself holds a "
+            "complete checkpoint (a folder step-<number>)"
+        )
     return checkpoint.resolve()

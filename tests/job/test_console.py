@@ -76,7 +76,7 @@ def test_console_shows_plan_progress_and_results(width: int, is_terminal: bool):
     for part in (
         "toy: 2 ranks, Mesh('data=2'), 136,714 parameters",
         "P(sum) -> B @data",
-        "sent/step",
+        "sent",
         "8.2k tokens/s",
         "1.0 MiB sent/step",
         "ETA 0:00",

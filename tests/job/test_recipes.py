@@ -87,14 +87,16 @@ def test_recipe_setting_is_read_by_type_of_default_and_last_wins(target: str):
 
 
 def test_recipe_unknown_lists_known_and_nearest():
-    with pytest.raises(ValueError, match=r"did you mean 'char_gpt'.*char_gpt, digits"):
+    with pytest.raises(
+        ValueError, match=r"the nearest is 'char_gpt'.*char_gpt, digits"
+    ):
         find_recipe("chargpt")
 
 
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("ltr=1", r"no parameter 'ltr'; did you mean 'lr'\?.*\n  lr: float = 0.001\n"),
+        ("ltr=1", r"no parameter 'ltr'; the nearest is 'lr'.*\n  lr: float = 0.001\n"),
         ("lr", "write --set name=value"),
         ("lr=fast", r"'fast' is not a number \(mine declares lr: float = 0.001\)"),
         ("steps=1.5", "not a whole number"),
@@ -118,7 +120,7 @@ def test_recipe_setting_missing_is_named(target: str):
 
 
 def test_recipe_in_file_errors_name_what_is_there(target: str, tmp_path: Path):
-    with pytest.raises(ValueError, match=r"no function 'mime'; did you mean 'mine'"):
+    with pytest.raises(ValueError, match=r"no function 'mime'; the nearest is 'mine'"):
         find_recipe(target.replace(":mine", ":mime"))
     with pytest.raises(ValueError, match=r"add the recipe's name: .*:needs"):
         find_recipe(target.removesuffix(":mine"))
