@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from placet.job.data import Data, part_loader
+from placet.job.split import moved
 from placet.placement.placement import B, P
 from placet.program.data_parallel import along
 from placet.run.precision import Precision, autocast
@@ -44,10 +45,11 @@ def evaluate(
     try:
         for part in part_loader(ordered, wire.rank, wire.num_ranks, num_epochs=1):
             for micro in part.micro_batches:
+                batch = moved(micro.batch, training.device)
                 with torch.no_grad(), autocast(precision):
-                    found = dict(metrics(model, micro.batch)) if metrics else {}
+                    found = dict(metrics(model, batch)) if metrics else {}
                     if loss is not None and "loss" not in found:
-                        found = {"loss": loss(model, micro.batch), **found}
+                        found = {"loss": loss(model, batch), **found}
                 for name, value in found.items():
                     mean, count = _mean_and_count(value, micro.num_rows)
                     count = 0.0 if micro.is_dummy else count

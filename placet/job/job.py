@@ -41,7 +41,7 @@ from placet.job.large import Deferred
 from placet.job.record import Recorder
 from placet.job.session import current_wire
 from placet.job.setup import MakesOptimizer, Settings, build_training
-from placet.job.split import part_of
+from placet.job.split import moved, part_of
 from placet.job.state import Progress, job_state, load_job_state
 from placet.placement.mesh import Mesh
 from placet.program.program import Program
@@ -81,7 +81,8 @@ class Job:
             (None: once, at the end).
         metrics: `metrics(model, batch)` -> {name: mean, or (mean, count)}.
         callbacks: functions `callback(job, event)`.
-        checkpoints: where and how often to save.
+        checkpoints: where and how often to save; the run's own folder, at the end and
+            on Ctrl-C, when left out.
         seed: keys all randomness: dropout, data order, augmentation.
         local_batch_norm: BatchNorm by each rank's own rows, as DDP does.
         name: shown in reports.
@@ -122,10 +123,12 @@ class Job:
         self.evaluate_every = evaluate_every
         self.metrics = metrics
         self.callbacks = list(callbacks)
-        self.checkpoints = checkpoints
         self.name = name
         self.wire = current_wire() if wire is None else wire
         self.run_dir = run_dir()
+        if checkpoints is None and self.run_dir is not None:
+            checkpoints = Checkpoints(self.run_dir / "checkpoints")
+        self.checkpoints = checkpoints
         self.settings = Settings(
             zero=zero,
             accumulate=accumulate,
@@ -134,6 +137,8 @@ class Job:
             seed=seed,
             local_batch_norm=local_batch_norm,
             batch_rows=self.data.batch_size if self.data else 0,
+            evaluates=self.validation is not None,
+            saves=self.checkpoints is not None,
         )
         self.training: Training = build_training(
             name, model, optimizer, self.settings, self.wire
@@ -276,12 +281,17 @@ class Job:
         if self.validation is None:
             raise ValueError("Job.evaluate needs validation=Data(...)")
         self.training.settle()
-        means = evaluate(
-            self.training,
-            self.validation,
-            loss=self.loss,
-            metrics=self.metrics,
-            precision=self.settings.precision,
+        validation = self.validation
+        means = self.training.executor.run(
+            "evaluate",
+            "compute",
+            lambda: evaluate(
+                self.training,
+                validation,
+                loss=self.loss,
+                metrics=self.metrics,
+                precision=self.settings.precision,
+            ),
         )
         self.emit(Evaluated(self.step_count, means))
         return means
@@ -295,9 +305,14 @@ class Job:
             self._saver = Saver(
                 self.checkpoints, rank=self.rank, num_ranks=self.num_ranks
             )
-        progress = Progress(self.step_count, self.position)
-        state = job_state(self.training, self.scheduler, progress)
-        saved = self._saver.save(self.step_count, state)
+        saver, progress = self._saver, Progress(self.step_count, self.position)
+        saved = self.training.executor.run(
+            "save",
+            "save",
+            lambda: saver.save(
+                progress.step, job_state(self.training, self.scheduler, progress)
+            ),
+        )
         if saved is not None:
             self._saved(saved)
 
@@ -364,7 +379,7 @@ class Job:
         )
         self.forward.prepare(self.training.executor.step, rows)
         with self.forward.active(), autocast(self.settings.precision):
-            result = self.loss(self.model, micro.batch)
+            result = self.loss(self.model, moved(micro.batch, self.training.device))
         loss, count = result if isinstance(result, tuple) else (result, micro.num_rows)
         return loss, 0.0 if micro.is_dummy else float(count)
 

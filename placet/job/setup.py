@@ -20,6 +20,7 @@ from placet.run.loss_scale import LossScale
 from placet.run.optimizers import is_elementwise
 from placet.run.precision import Precision
 from placet.run.training import Training, start_training
+from placet.settings import worker
 from placet.wire.interface import Wire
 
 MakesOptimizer: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -40,6 +41,8 @@ class Settings:
     seed: int
     local_batch_norm: bool
     batch_rows: int
+    evaluates: bool
+    saves: bool
 
     def __post_init__(self) -> None:
         if self.zero not in (0, 1, 2, 3):
@@ -86,8 +89,9 @@ def build_training(
         if options.splits_parameters:
             layout, shapes = along(mesh, options.axis, S(0)), outlined.shapes
         outlined.fill(layout, wire.rank)
+        model.to(home())
     else:
-        model = source
+        model = source.to(home())
     used = made(optimizer, model)
     check_same_everywhere(model, used, settings, wire, are_parts=shapes is not None)
     return start_training(
@@ -101,6 +105,14 @@ def build_training(
         scale=LossScale() if settings.precision == "fp16" else None,
         shapes=shapes,
     )
+
+
+def home() -> torch.device:
+    """Where this rank computes: its own GPU, or the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    place = worker()
+    return torch.device("cuda", place.local_rank if place else 0)
 
 
 def made(optimizer: Optimizer | MakesOptimizer | None, model: nn.Module) -> Optimizer:
@@ -140,6 +152,8 @@ def _options(
         batch_rows=max(settings.batch_rows, wire.num_ranks),
         accumulate=settings.accumulate,
         batch_norms=_batch_norms(model) if counts_globally else (),
+        evaluates=settings.evaluates,
+        saves=settings.saves,
         needs_norm=settings.precision == "fp16" or settings.clip_norm is not None,
     )
 

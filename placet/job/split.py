@@ -1,7 +1,8 @@
-"""This rank's rows of a global batch that every rank has."""
+"""This rank's rows of a global batch, where the model computes."""
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from placet.placement.layout import chunk
@@ -41,3 +42,12 @@ def part_of(batch: Any, rank: int, num_ranks: int, micro: int) -> tuple[Any, Row
         weight=0.0 if is_dummy else 1.0,
     )
     return local, rows
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch's tensors on the device the model computes on."""
+    if device.type == "cpu":
+        return batch
+    return map_leaves(
+        lambda x: x.to(device, non_blocking=True) if isinstance(x, Tensor) else x, batch
+    )

@@ -1,8 +1,9 @@
 """What runs in a worker that `placet.job.launch` started: the target, and its failure.
 
 A failing rank writes down when and why it failed and then lingers for a moment with
-its connections open: so its peers do not fail in turn before the launcher ends them,
-and a peer that was killed outright is seen to have ended first.
+its connections open: so its peers do not fail in turn before the launcher ends them. It
+lingers longer where its failure is one that another rank's death causes, so that a rank
+that was killed outright is seen to have ended first, also on a busy machine.
 """
 
 import json
@@ -17,10 +18,12 @@ from typing import Any
 
 import torch
 
+from placet.errors import CheckpointError, WireError
 from placet.job.interrupt import install
 from placet.job.process import die_with_parent, log_output_to
 
 LINGER_SECONDS = 0.5
+LINGER_AFTER_PEERS_SECONDS = 2.5
 _OWN_FRAMES = ("worker.py", "train.py")
 
 
@@ -69,9 +72,10 @@ def run_rank(target: Callable[..., Any], args: tuple[Any, ...], place: Place) ->
         return target(*args)
     except Exception as error:
         write_failure(place.failures, rank, error)
+        by_peers = isinstance(error, WireError | CheckpointError)
     sys.stdout.flush()
     sys.stderr.flush()
-    time.sleep(LINGER_SECONDS)
+    time.sleep(LINGER_AFTER_PEERS_SECONDS if by_peers else LINGER_SECONDS)
     os._exit(1)  # no clean-up that could wait for peers which wait for this rank
 
 

@@ -22,7 +22,16 @@ from placet.placement.layout import Layout, Shape, replicated
 from placet.placement.mesh import Mesh
 from placet.placement.placement import B, P, Placement, S
 from placet.program.blocks import Block
-from placet.program.node import Boxing, Compute, Load, Node, TensorSpec, Update
+from placet.program.node import (
+    Boxing,
+    Compute,
+    Evaluate,
+    Load,
+    Node,
+    Save,
+    TensorSpec,
+    Update,
+)
 from placet.program.program import Program
 from placet.program.verify import verify
 
@@ -56,6 +65,7 @@ class DataParallel:
         accumulate: micro-batches per step and rank.
         batch_norms: features of each layer that normalises over the global batch, in
             forward order.
+        evaluates, saves: the job has a validation set, or checkpoints.
         needs_norm: the update wants the gradients' global norm (clipping, fp16).
         axis: the mesh axis the batch is split over.
     """
@@ -67,6 +77,8 @@ class DataParallel:
     accumulate: int = 1
     batch_norms: tuple[int, ...] = ()
     needs_norm: bool = False
+    evaluates: bool = False
+    saves: bool = False
     axis: str = "data"
 
     @property
@@ -106,6 +118,7 @@ def build_program(
     builder.forward()
     builder.backward()
     builder.update()
+    builder.ending()
     program = Program(
         name, mesh, builder.tensors, tuple(builder.nodes), tuple(builder.stored)
     )
@@ -366,6 +379,13 @@ class _Builder:
                 wholes = [self.add(f"{n}.whole", n, B) for n in names]
                 title = f"{block_name(block)}.whole.{index}"
                 self.box(title, news, wholes, S(0), B, queue="params")
+
+    def ending(self) -> None:
+        """What happens between steps, when it is due."""
+        if self.options.evaluates:
+            self.nodes.append(Evaluate("evaluate", tuple(self.parameters)))
+        if self.options.saves:
+            self.nodes.append(Save("save", tuple(self.parameters)))
 
     def norm(self) -> str:
         """The sum of the gradients' squares; over parts it is a P(sum) to be boxed."""

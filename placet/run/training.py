@@ -228,6 +228,11 @@ class Training:
         return math.sqrt(squares) * factor if squares >= 0 else squares
 
     @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return next(iter(self.parts.values())).device
+
+    @property
     def splits(self) -> bool:
         """Whether the optimizer works on parts."""
         return self.options.splits_updates
@@ -349,7 +354,8 @@ def _assemble(training: Training) -> None:
         updated = bind_updated(training.program, executor, parameters, training.parts)
     if training.splits and training.options.needs_norm:
         dtype = training.program.tensors[NORM].dtype
-        training.norm_sum = torch.zeros(1, dtype=dtype)
+        device = next(iter(training.parts.values())).device
+        training.norm_sum = torch.zeros(1, dtype=dtype, device=device)
         flat = Binding(list, _keep, training.norm_sum)
         executor.bind(f"{NORM}.box", flat)
     first = not hasattr(training, "hooks")
