@@ -113,8 +113,8 @@ class StoredBlock:
         return block_name(self.block)
 
     def submit(self, executor: Executor, phase: str) -> None:
-        """Start gathering, unless the block is whole already."""
-        if not self.is_whole:
+        """Start gathering, unless the block is whole or on its way already."""
+        if not self.is_whole and not any(map(executor.in_flight, self.all_gathers())):
             for boxing in self.gathers[phase]:
                 executor.submit(boxing)
 
@@ -123,12 +123,13 @@ class StoredBlock:
         if self.is_whole:
             return
         self.submit(executor, phase)
-        for (
-            other
-        ) in self.gathers.values():  # a prefetch may carry the other phase's name
-            for boxing in other:
-                executor.wait(boxing)
+        for boxing in self.all_gathers():  # a prefetch may be of the other phase
+            executor.wait(boxing)
         self.is_whole = True
+
+    def all_gathers(self) -> list[str]:
+        """The boxings of both phases."""
+        return [boxing for boxings in self.gathers.values() for boxing in boxings]
 
     def free(self) -> None:
         """Keep the parts only."""
