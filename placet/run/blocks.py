@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from placet.program.blocks import Block
 from placet.program.data_parallel import block_name
-from placet.run.events import NodeFired
+from placet.run.events import NodeFired, ignore
 from placet.run.executor import Executor
 from placet.run.parameters import StoredBlock
 from placet.torch_private.pytree import leaves
@@ -50,7 +50,8 @@ class BlockHooks:
             self.executor.wait(boxing)
         if name in self.stored:
             self.stored[name].make_whole(self.executor, "forward")
-            self.prefetch(block, +1, "forward")
+            if self.current is None:  # not recomputed by checkpointing
+                self.prefetch(block, +1, "forward")
         self.began[name] = time.monotonic()
 
     def after_forward(self, block: Block, output: object) -> None:
@@ -59,16 +60,29 @@ class BlockHooks:
         self.tell(name, "forward")
         if name in self.in_backward:  # recomputed by activation checkpointing
             return
-        tensors = [
-            t for t in leaves(output) if isinstance(t, Tensor) and t.requires_grad
-        ]
-        if tensors and torch.is_grad_enabled():
+        if not self.stored and self.executor.observer is ignore:
+            return
+        tensors = [t for t in leaves(output) if isinstance(t, Tensor)]
+        differentiable = [t for t in tensors if t.requires_grad]
+        if differentiable and torch.is_grad_enabled():
             torch.autograd.graph.register_multi_grad_hook(
-                tensors, lambda _: self.before_backward(block), mode="any"
+                differentiable, lambda _: self.before_backward(block), mode="any"
             )
-        kept = bool(tensors) and (not block.name or block is self.last_block())
-        if name in self.stored and not kept:
+        recomputed = self.current is not None
+        if name in self.stored and not recomputed and not self.is_kept(block, tensors):
             self.stored[name].free()
+
+    def is_kept(self, block: Block, outputs: Sequence[Tensor]) -> bool:
+        """Whether a block stays whole from its forward to its backward.
+
+        The root and the last block do, and a block in whose output no tensor is found
+        (an object of the user's own), since nothing would tell of its backward.
+        """
+        if not torch.is_grad_enabled():
+            return False
+        if not any(t.requires_grad for t in outputs):
+            return not outputs
+        return not block.name or block is self.last_block()
 
     def before_backward(self, block: Block) -> None:
         """The block's backward is about to run."""
