@@ -7,6 +7,7 @@ under torchrun      in this process, one of many
 
 import os
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -75,7 +76,7 @@ def train(
     if place is not None:
         die_with_parent()
     if place is not None or num_ranks is None or num_ranks == 1:
-        return _train_here(request, folder, reports=place is None or place.rank == 0)
+        return _train_here(request, recipe, folder)
     assert folder is not None  # without torchrun there always is one
     try:
         launch(
@@ -122,12 +123,14 @@ def make_job(recipe: Recipe, request: Request) -> Job:
     return job
 
 
-def _train_here(request: Request, folder: Path | None, *, reports: bool) -> int:
+def _train_here(request: Request, recipe: Recipe, folder: Path | None) -> int:
     """Trains in this process: alone, or as one of torchrun's workers."""
+    place = worker()
+    reports = place is None or place.rank == 0
     interrupt.install(announce=reports)
-    if folder is not None:
-        set_run_dir(folder)
     try:
+        folder = folder or _agreed_folder(recipe)
+        set_run_dir(folder)
         run_recipe(request)
     except Exception as error:
         trace = without_own_frames(error.__traceback__)
@@ -135,7 +138,7 @@ def _train_here(request: Request, folder: Path | None, *, reports: bool) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)  # no clean-up that could wait for peers which wait for this rank
-    if reports and folder is not None:
+    if reports:
         _print_report(folder)
     return 0
 
@@ -157,18 +160,44 @@ def _check_num_ranks(num_ranks: int | None, place: Worker | None) -> None:
 def _make_folder(
     given: Path | None, recipe: Recipe, place: Worker | None
 ) -> Path | None:
-    """The new run's folder; None where torchrun's workers are to agree on one."""
+    """The new run's folder; None where torchrun's workers are to agree on one.
+
+    Raises:
+        ValueError: It holds a run already, or cannot be written.
+    """
     folder = given or run_dir()
     if folder is None and place is not None:
         return None
-    if folder is None:
-        folder = RUNS / f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = folder or _new_folder(recipe)
     if place is None and any(folder.glob("events-rank*.jsonl")):
         raise ValueError(
             f"{folder} holds a run already; name another --run-dir, or go on from it: "
             f"--resume {folder}"
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    return _made(folder)
+
+
+def _agreed_folder(recipe: Recipe) -> Path:
+    """The folder that rank 0 chose, made where this worker runs."""
+    chosen = str(_new_folder(recipe)).encode()
+    first = session.current_wire().exchange(chosen, key="run folder")[0]
+    return _made(Path(first.decode()))
+
+
+def _new_folder(recipe: Recipe) -> Path:
+    return RUNS / f"{recipe.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"the run's folder {folder} cannot be written ({error.strerror}); name "
+            "another one with --run-dir"
+        ) from None
     return folder.resolve() if folder.is_absolute() else folder
 
 
