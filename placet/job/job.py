@@ -257,8 +257,7 @@ class Job:
         if self._rows.is_dummy:
             count = 0
         is_last = self._micro == self.settings.accumulate
-        with self.forward.active():
-            self.training.backward(loss, count, is_last=is_last, stop=requested())
+        self.forward.backward(loss, count, is_last=is_last, stop=requested())
 
     def update(self) -> StepDone:
         """Update the parameters, in a loop of one's own; gradients are none after it.
@@ -364,10 +363,7 @@ class Job:
         for index, micro in enumerate(part.micro_batches):
             loss, count = self._losses(micro, part.global_rows)
             is_last = index == len(part.micro_batches) - 1
-            with self.forward.active():
-                self.training.backward(
-                    loss, count, is_last=is_last, stop=stop and is_last
-                )
+            self.forward.backward(loss, count, is_last=is_last, stop=stop and is_last)
 
     def _losses(self, micro: MicroBatch, global_rows: int) -> tuple[Tensor, float]:
         assert self.loss is not None

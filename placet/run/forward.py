@@ -19,6 +19,7 @@ from placet.program.data_parallel import along
 from placet.run.global_batch import GlobalBatchMode, Rows
 from placet.run.keyed_random import reseed
 from placet.run.training import Training
+from placet.torch_private.pytree import leaves
 
 
 @dataclass
@@ -36,6 +37,8 @@ class Forward:
     mode: GlobalBatchMode | None = None
     depth: int = 0
     entered: list[Any] = field(default_factory=list)
+    silent: bool = False
+    has_outputs: bool = False
 
     def prepare(self, step: int, rows: Rows) -> None:
         """The next forwards are of these rows; key their randomness by the step."""
@@ -45,6 +48,29 @@ class Forward:
         self.mode = GlobalBatchMode(
             rows, reduce_sum=reduce_sum, generator=self.generator
         )
+        self.has_outputs = False
+
+    def backward(
+        self, loss: Tensor, num_targets: float, *, is_last: bool, stop: bool = False
+    ) -> None:
+        """Compute one micro-batch's gradients; see `Training.backward`.
+
+        Rows without targets have no gradient of their own, yet they took part in the
+        statistics of batch normalisation. There the model's outputs get zeros for
+        cotangents (a mean over no targets gives NaN), and the rest is as ever.
+        """
+        in_statistics = (
+            self.mode is not None
+            and self.mode.num_norms > 0
+            and not self.mode.rows.is_dummy
+        )
+        self.silent = not num_targets and in_statistics and self.has_outputs
+        discard = not num_targets and not self.silent
+        with self.active():
+            self.training.backward(
+                loss, num_targets, is_last=is_last, stop=stop, discard=discard
+            )
+        self.silent = False
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -77,6 +103,15 @@ class Forward:
         """After it, also when it raised (a hook)."""
         if self.entered:
             self.entered.pop().__exit__(None, None, None)
+        if self.mode is not None and self.mode.num_norms and torch.is_grad_enabled():
+            for tensor in leaves(output):
+                if isinstance(tensor, Tensor) and tensor.requires_grad:
+                    self.has_outputs = True
+                    tensor.register_hook(self.cotangent)
+
+    def cotangent(self, grad: Tensor) -> Tensor:
+        """What the model's output gets for its cotangent (a hook)."""
+        return torch.zeros_like(grad) if self.silent else grad
 
 
 def global_forward(

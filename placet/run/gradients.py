@@ -139,7 +139,8 @@ class Gradients:
         self.executor.wait_queue(TOTALS)
         values = self.totals.tolist()
         flags = zip(self.parameters, values[NUM_SUMS:], strict=True)
-        unused = frozenset(name for name, count in flags if count == 0)
+        nothing = values[1] == 0  # no targets anywhere: nothing is learnt in this step
+        unused = frozenset(name for name, count in flags if nothing or count == 0)
         for name in unused:
             self.targets[name].grad = None
         return Totals(values[0], values[1], values[2], unused)

@@ -111,15 +111,25 @@ class Training:
         self.gradients.begin_step()
 
     def backward(
-        self, loss: Tensor, num_targets: float, *, is_last: bool, stop: bool = False
+        self,
+        loss: Tensor,
+        num_targets: float,
+        *,
+        is_last: bool,
+        stop: bool = False,
+        discard: bool = False,
     ) -> None:
         """Compute gradients of one micro-batch and box those that are complete.
 
         Args:
             loss: the mean over this rank's targets, 0-d.
-            num_targets: how many those are; 0 leaves the gradients alone.
+            num_targets: how many those are.
             is_last: of the step's micro-batches.
             stop: ask all ranks to stop after this step.
+            discard: leave the gradients as they were.
+
+        Raises:
+            ValueError: a loss that depends on no parameter.
         """
         if self.nominal == 0.0:
             self.nominal = float(self.options.batch_rows)
@@ -128,9 +138,9 @@ class Training:
         self.gradients.begin_backward(is_last=is_last)
         factor = num_targets / self.nominal * (self.scale.value if self.scale else 1.0)
         # A rank without targets still runs its backward: others may wait for it there.
-        aside = nullcontext() if num_targets else self.gradients.discarding()
-        with aside:
-            (loss * factor).backward()  # type: ignore[no-untyped-call]
+        if self._has_backward(loss, num_targets):
+            with self.gradients.discarding() if discard else nullcontext():
+                (loss * factor).backward()  # type: ignore[no-untyped-call]
         self.gradients.end_backward()
         self.hooks.end_backward()
 
@@ -210,6 +220,19 @@ class Training:
         """Have every parameter up to date, also outside a forward."""
         if self.trains:
             self.executor.wait_queue("params")
+
+    def _has_backward(self, loss: Tensor, num_targets: float) -> bool:
+        """Whether there is a graph; without targets a constant loss will often do."""
+        if loss.requires_grad:
+            return True
+        others_wait = self.stored or self.options.batch_norms
+        if num_targets or (others_wait and self.wire.num_ranks > 1):
+            raise ValueError(
+                f"the loss of this part ({num_targets:g} targets) depends on no "
+                "parameter that trains; for a part without targets return "
+                "(0 * model(x).sum(), 0), since other ranks wait in its backward"
+            )
+        return False
 
     def _norm(self, factor: float) -> float:
         rank = self.wire.rank
