@@ -8,6 +8,7 @@ A second Ctrl-C ends the process at once, unsaved.
 import os
 import signal
 import sys
+import time
 from types import FrameType
 
 STOPPING = "stopping after this step, saving; press Ctrl-C again to quit at once"
@@ -16,13 +17,16 @@ EXIT_CODE = 130
 
 SHOW_CURSOR = "\x1b[?25h"
 
-_signals: list[int] = []
+SAME_PRESS_SECONDS = 0.2
+"""Signals closer than this are one press: wrappers such as `timeout` pass theirs on."""
+
+_times: list[float] = []
 _announces = False
 
 
 def requested() -> bool:
     """Whether this process has been asked to stop after its step."""
-    return bool(_signals)
+    return bool(_times)
 
 
 def install(*, announce: bool = True) -> None:
@@ -33,14 +37,26 @@ def install(*, announce: bool = True) -> None:
     """
     global _announces
     _announces = announce
-    _signals.clear()
+    _times.clear()
     signal.signal(signal.SIGINT, _on_interrupt)
 
 
 def uninstall() -> None:
     """Gives Ctrl-C its usual meaning back."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _signals.clear()
+    _times.clear()
+
+
+def is_same_press(times: list[float]) -> bool:
+    """Whether the last of these signals only repeats the one before it; drops it then.
+
+    Args:
+        times: When the signals came, in seconds.
+    """
+    is_same = len(times) > 1 and times[-1] - times[-2] < SAME_PRESS_SECONDS
+    if is_same:
+        del times[-1]
+    return is_same
 
 
 def say(text: str) -> None:
@@ -50,8 +66,10 @@ def say(text: str) -> None:
 
 
 def _on_interrupt(signum: int, frame: FrameType | None) -> None:
-    _signals.append(signum)
-    if len(_signals) == 1:
+    _times.append(time.monotonic())
+    if is_same_press(_times):
+        return
+    if len(_times) == 1:
         if _announces:
             say(STOPPING)
         return

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any
 
 from placet.job.elastic import run_agent
 from placet.job.forkserver import start_forkserver, threads_per_worker
-from placet.job.interrupt import SHOW_CURSOR, STOPPING, say
+from placet.job.interrupt import SHOW_CURSOR, STOPPING, is_same_press, say
 from placet.job.worker import Place
 
 HOST = "127.0.0.1"
@@ -86,13 +87,14 @@ def _interrupts_passed_on() -> Iterator[None]:
         number: signal.getsignal(number)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     }
-    seen = 0
+    times: list[float] = []
 
     def on_interrupt(signum: int, frame: FrameType | None) -> None:
-        nonlocal seen
-        seen += 1
+        times.append(time.monotonic())
+        if is_same_press(times):
+            return
         workers = multiprocessing.active_children()
-        if seen == 1 and workers:
+        if len(times) == 1 and workers:
             say(STOPPING)
             for worker in workers:
                 if worker.pid is not None:

@@ -233,6 +233,7 @@ def test_cli_train_interrupt_saves_and_exits_0(folder: Path, num_ranks: int):
 
 
 @pytest.mark.procs
+@pytest.mark.prove
 def test_cli_train_one_rank_raises(folder: Path):
     recipe = "toys_of_cli.py:one_rank_raises"
     code, _, err = finish(folder, "train", recipe, "-n", "2")
@@ -243,6 +244,7 @@ def test_cli_train_one_rank_raises(folder: Path):
 
 
 @pytest.mark.procs
+@pytest.mark.prove
 def test_cli_train_more_ranks_than_rows(folder: Path):
     recipe = "toys_of_cli.py:too_many_ranks"
     code, _, err = finish(folder, "train", recipe, "-n", "2")
@@ -257,6 +259,7 @@ def test_cli_train_recipe_that_returns_no_job(folder: Path):
 
 
 @pytest.mark.procs
+@pytest.mark.prove
 def test_cli_train_under_torchrun(folder: Path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", "-m", "placet", "train", "toys_of_cli.py:toy"]

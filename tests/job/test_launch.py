@@ -16,6 +16,7 @@ import pytest
 
 from placet.job.elastic import describe
 from placet.job.forkserver import threads_per_worker
+from placet.job.interrupt import SAME_PRESS_SECONDS, is_same_press
 from placet.job.launch import launch
 from placet.job.process import cores
 from placet.job.worker import Failure
@@ -139,6 +140,8 @@ def test_launch_second_interrupt_kills():
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
         assert process.stderr.readline().startswith("stopping after")
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2 * SAME_PRESS_SECONDS)  # sooner, it would be the same press
         process.send_signal(signal.SIGINT)
         process.communicate()
     assert process.returncode == 130
@@ -146,6 +149,7 @@ def test_launch_second_interrupt_kills():
 
 
 @pytest.mark.procs
+@pytest.mark.prove
 def test_launch_terminate_ends_the_workers():
     with started("wait") as process:
         pids = worker_pids(process, 2)
@@ -197,3 +201,14 @@ def test_describe_killed_rank_before_those_that_lost_it():
         "rank 1 of 2 was killed by SIGKILL, as when memory runs out; it raised nothing "
         "(its output: runs/x/rank1.log)\nrank 0 failed after it: R: lost"
     )
+
+
+def test_interrupt_signals_close_together_are_one_press():
+    times = [10.0]
+    assert not is_same_press(times)
+    times.append(10.1)
+    assert is_same_press(times)
+    assert times == [10.0]
+    times.append(10.5)
+    assert not is_same_press(times)
+    assert times == [10.0, 10.5]

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from placet.job.events import Evaluated, Event
-from recipes.digits import digit_split, digits
+from recipes.digits import digit_split
 
 
 def test_digits_parts_share_no_image():
@@ -20,24 +19,15 @@ def test_digits_parts_share_no_image():
     assert torch.equal(train.tensors[0], again.tensors[0])
 
 
-def test_digits_learns_on_one_rank():
-    found: list[float] = []
-
-    def note(_: object, event: Event) -> None:
-        if isinstance(event, Evaluated):
-            found.append(event.metrics["accuracy"])
-
-    job = digits(epochs=4)
-    job.callbacks.append(note)
-    job.fit()
-    assert found[-1] >= 0.95
-
-
 @pytest.mark.procs
 def test_digits_reaches_97_percent_on_two_ranks(tmp_path: Path):
     command = [sys.executable, "-m", "placet", "train", "digits", "-n", "2"]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=150
+        [*command, "--set", "epochs=6"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=150,
     )
     assert done.returncode == 0, done.stderr
     (line,) = [x for x in done.stdout.splitlines() if "accuracy" in x]
