@@ -253,7 +253,7 @@ def char_gpt(
     num_heads: int = 4,
     context: int = 128,
     batch_size: int = 8,
-    steps: int = 2000,
+    steps: int = 2300,
     lr: float = 4e-3,
     weight_decay: float = 0.1,
     dropout: float = 0.0,

@@ -50,6 +50,7 @@ class Terminal:
         self._loss = 0.0
         self._seconds = 0.0
         self._shown_at = time.monotonic()
+        self._is_held_up = False
 
     def __enter__(self) -> "Terminal":
         return self
@@ -72,8 +73,10 @@ class Terminal:
             case StepDone():
                 self._step(job, event)
             case Evaluated():
+                self._is_held_up = True
                 self._say(f"step {event.step:,}  {metrics_text(event)}")
             case Saved():
+                self._is_held_up = True
                 self._say(f"step {event.step:,}  saved {event.path}")
             case Result():
                 self._result(event)
@@ -108,7 +111,9 @@ class Terminal:
         is_first = event.step <= self._first_step + 1  # the very first also warms up
         keep = 0.0 if is_first else SMOOTHING
         self._loss = keep * self._loss + (1 - keep) * event.loss
-        self._seconds = keep * self._seconds + (1 - keep) * event.seconds
+        if is_first or not self._is_held_up:  # that step's time holds an evaluation
+            self._seconds = keep * self._seconds + (1 - keep) * event.seconds
+        self._is_held_up = False
         now = time.monotonic()
         is_last = event.step == self._last_step
         if self._bar is not None:

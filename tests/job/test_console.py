@@ -104,6 +104,19 @@ def test_console_plain_is_a_line_at_the_end_and_none_between():
     assert "\x1b" not in text
 
 
+def test_console_speed_leaves_out_evaluations():
+    out = io.StringIO()
+    with Terminal(console=Console(file=out, width=80)) as terminal:
+        for event in (
+            *events(10)[:10],
+            Evaluated(9, {"loss": 1.0}),
+            StepDone(10, 0.5, 2048, 1e-3, 1.0, 60.0, 2**20, 2**20),
+        ):
+            terminal(fake_job(), event)
+    assert "10/10  loss" in out.getvalue()
+    assert "8.2k tokens/s" in out.getvalue()
+
+
 def test_console_other_ranks_show_nothing():
     assert shown(fake_job(), 80, is_terminal=True, is_shown=False) == ""
 
