@@ -36,7 +36,7 @@ from itertools import pairwise, product
 
 import torch
 
-from placet.boxing.intersection import needed_box, owned_box, term_of, wanters_of
+from placet.boxing.terms import needed_box, owned_box, term_of, wanters_of
 from placet.placement.layout import Box, Layout, Shape, num_elements, part_box
 
 

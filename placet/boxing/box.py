@@ -14,7 +14,6 @@ from the cotangent's placement at dst to the one at src.
     -> cotangent_in, cotangent_out, _winners
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor
 
 from placet.boxing.execute import Carrier, Record, run
+from placet.boxing.parts import num_averaged
 from placet.boxing.plan import BoxingPlan, plan_boxing, subject
 from placet.placement.layout import Layout, Shape, check_fits, local_shape
 from placet.placement.placement import Broadcast, Partial, Placement, Split
@@ -148,7 +148,7 @@ class _Box(torch.autograd.Function):
             key=f"{boxing.key}.cotangent",
         )
         (gradient,) = gradients
-        factor = _num_averaged(boxing.dst) / _num_averaged(boxing.src)
+        factor = num_averaged(boxing.dst) / num_averaged(boxing.src)
         if factor != 1:
             gradient = gradient * factor
         if back.src != back.dst:
@@ -219,11 +219,6 @@ def _winners(tensor: Tensor, boxing: _Boxing) -> Tensor:
     claimed = Layout(src.mesh, first_placements, src.split_order)
     first = _run(claims, replace(boxing, src=claimed, dst=reduced, key=f"{key}.first"))
     return (first == index).to(tensor.dtype)
-
-
-def _num_averaged(layout: Layout) -> int:
-    pairs = zip(layout.placements, layout.mesh.sizes, strict=True)
-    return math.prod(n for p, n in pairs if p == Partial("avg"))
 
 
 def _global_shape(

@@ -13,7 +13,7 @@ def applies(src: Placement, dst: Placement) -> bool:
 
 
 def received_bytes(change: Change) -> int:
-    """None."""
+    """No bytes: nothing moves."""
     del change
     return 0
 

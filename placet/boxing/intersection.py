@@ -2,7 +2,7 @@
 
     terms(e)     what must be combined to make element e: one value if no axis is
                  partial, one per coordinate of the partial axes otherwise (and one per
-                 overlapping part of a halo's adjoint)          -> terms_of
+                 overlapping part of a halo's adjoint)          -> terms.terms_of
     sharers(e)   the ranks that must hold e after; those along the destination's partial
                  axes may share the terms out, the same way on all replicas
                                                             -> _families, _receivers
@@ -33,6 +33,13 @@ from placet.boxing.parts import (
     src_box,
 )
 from placet.boxing.rule import Change, Rule
+from placet.boxing.terms import (
+    Coordinate,
+    is_adjoint,
+    needed_box,
+    term_of,
+    terms_of,
+)
 from placet.placement.layout import (
     Box,
     Layout,
@@ -40,11 +47,8 @@ from placet.placement.layout import (
     chunk,
     intersect,
     num_elements,
-    part_box,
 )
 from placet.placement.placement import Partial, Placement, Split
-
-Key = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Copy:
     receiver: int
     tensor: int
     box: Box
-    term: Key
+    term: Coordinate
 
 
 def applies(src: Placement, dst: Placement) -> bool:
@@ -147,7 +151,7 @@ def _families(shape: Shape, layout: Layout) -> list[tuple[Box, list[list[int]]]]
     The ranks of one inner list are replicas and must end up equal. There is one list
     if no axis is partial; otherwise the lists share the terms out among them.
     """
-    found: dict[Key, tuple[Box, dict[Key, list[int]]]] = {}
+    found: dict[Coordinate, tuple[Box, dict[Coordinate, list[int]]]] = {}
     for rank in layout.mesh.ranks:
         pairs = list(zip(layout.mesh.coordinate(rank), layout.placements, strict=True))
         split = tuple(c for c, p in pairs if isinstance(p, Split))
@@ -158,7 +162,7 @@ def _families(shape: Shape, layout: Layout) -> list[tuple[Box, list[list[int]]]]
 
 
 def _receivers(
-    change: Change, what: tuple[int, Key, Box], sharers: list[list[int]]
+    change: Change, what: tuple[int, Coordinate, Box], sharers: list[list[int]]
 ) -> list[list[int]]:
     """Which of the sharers of a part take a term: those that hold most of it.
 
@@ -188,7 +192,7 @@ def _receivers(
 
 def _deliver(
     change: Change,
-    what: tuple[int, Key, Box],
+    what: tuple[int, Coordinate, Box],
     holders: tuple[int, ...],
     receiver: int,
     sent: dict[int, int],
@@ -209,34 +213,8 @@ def _deliver(
             yield Copy(sender, receiver, tensor, part, term)
 
 
-def _holds_term(layout: Layout, rank: int, term: Key) -> bool:
+def _holds_term(layout: Layout, rank: int, term: Coordinate) -> bool:
     return rank in layout.mesh.ranks and term_of(layout, rank) == term
-
-
-def terms_of(shape: Shape, layout: Layout) -> dict[tuple[Key, Box], list[int]]:
-    """The terms that make up a tensor, (term, box) -> the ranks that hold it."""
-    found: dict[tuple[Key, Box], list[int]] = {}
-    for rank in layout.mesh.ranks:
-        key = term_of(layout, rank), owned_box(shape, layout, rank)
-        found.setdefault(key, []).append(rank)
-    return found
-
-
-def wanters_of(shape: Shape, layout: Layout) -> dict[Key, tuple[Box, tuple[int, ...]]]:
-    """Groups of ranks that share one need: coordinate -> (box, ranks)."""
-    found: dict[Key, tuple[Box, tuple[int, ...]]] = {}
-    for rank in layout.mesh.ranks:
-        pairs = zip(layout.mesh.coordinate(rank), layout.placements, strict=True)
-        key = tuple(c for c, p in pairs if not isinstance(p, Partial))
-        box, ranks = found.get(key, (needed_box(shape, layout, rank), ()))
-        found[key] = box, (*ranks, rank)
-    return found
-
-
-def term_of(layout: Layout, rank: int) -> Key:
-    """Which term a rank holds: its coordinate along the axes that hold terms."""
-    pairs = zip(layout.mesh.coordinate(rank), layout.placements, strict=True)
-    return tuple(c for c, p in pairs if isinstance(p, Partial) or _is_adjoint(p))
 
 
 def _has_halo(layout: Layout) -> bool:
@@ -244,34 +222,10 @@ def _has_halo(layout: Layout) -> bool:
     return any(any(p.halo) and not p.adjoint for p in found)
 
 
-def _is_adjoint(placement: Placement) -> bool:
-    return isinstance(placement, Split) and placement.adjoint
-
-
-def owned_box(shape: Shape, layout: Layout, rank: int) -> Box:
-    """A rank's part of a source: no halo, but the overlap of a halo's adjoint."""
-    return _mixed_box(shape, layout, rank, halo=False)
-
-
-def needed_box(shape: Shape, layout: Layout, rank: int) -> Box:
-    """What a rank must get: its halo too, but zeros do for a halo's adjoint."""
-    return _mixed_box(shape, layout, rank, halo=True)
-
-
-def _mixed_box(shape: Shape, layout: Layout, rank: int, *, halo: bool) -> Box:
-    adjoint = {p.dim for p in layout.placements if isinstance(p, Split) and p.adjoint}
-    with_halo = part_box(shape, layout, rank)
-    without = part_box(shape, layout, rank, halo=False)
-    return tuple(
-        a if (dim in adjoint) != halo else b
-        for dim, (a, b) in enumerate(zip(with_halo, without, strict=True))
-    )
-
-
 def _is_plain(change: Change) -> bool:
     """Whether each rank needs its own box of its own term, and nothing is summed."""
     layouts = (change.src, change.dst)
-    adjoint = any(_is_adjoint(p) for layout in layouts for p in layout.placements)
+    adjoint = any(is_adjoint(p) for layout in layouts for p in layout.placements)
     partial = change.src.partial_axes, change.dst.partial_axes
     same = change.src.mesh == change.dst.mesh and partial[0] == partial[1]
     return not adjoint and (same or partial == ((), ()))

@@ -9,6 +9,7 @@ Several tensors that change placement alike travel in one payload: a bucket is s
 step with more than one tensor.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -146,15 +147,12 @@ def _join(found: list[tuple[int, Box]], shape: Shape, kept: bool) -> Join:
 
 def _tiling(boxes: list[Box], shape: Shape) -> tuple[int, ...] | None:
     """The sizes of boxes that follow one another in a tensor's flat elements."""
-    total = 1
-    for size in shape:
-        total *= size
     position = 0
     for box in boxes:
         if _flat_start(box, shape) != position:
             return None
         position += num_elements(box)
-    return tuple(map(num_elements, boxes)) if position == total else None
+    return tuple(map(num_elements, boxes)) if position == math.prod(shape) else None
 
 
 def _flat_start(box: Box, shape: Shape) -> int | None:

@@ -183,13 +183,6 @@ class BroadcastFrom:
 Move: TypeAlias = AllReduce | AllGather | ReduceScatter | AllToAll | BroadcastFrom
 
 
-def even_counts(num_elements: int, num_parts: int) -> tuple[int, ...]:
-    """Sizes of the parts that torch.chunk's rule cuts, empty ones included."""
-    step = -(-num_elements // num_parts)
-    starts = (min(i * step, num_elements) for i in range(num_parts))
-    return tuple(min(step, num_elements - start) for start in starts)
-
-
 _RING_SEGMENT_BYTES = 1 << 20
 
 

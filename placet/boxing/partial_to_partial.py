@@ -6,6 +6,7 @@ from placet.boxing.rule import Change, Rule
 from placet.placement.placement import Partial, Placement
 
 LINEAR = ("sum", "avg")
+"""Reductions whose terms differ by a factor only."""
 
 
 def applies(src: Placement, dst: Placement) -> bool:
@@ -20,7 +21,7 @@ def applies(src: Placement, dst: Placement) -> bool:
 
 
 def received_bytes(change: Change) -> int:
-    """None."""
+    """No bytes: nothing moves."""
     del change
     return 0
 

@@ -99,12 +99,13 @@ def identity(reduction: Reduction, dtype: torch.dtype) -> float | int:
 
 def scale(change: Change) -> tuple[int, int]:
     """(multiply, divide) that turn a sum of the src's terms into one of the dst's."""
-    multiply, divide = _averaged(change.dst), _averaged(change.src)
+    multiply, divide = num_averaged(change.dst), num_averaged(change.src)
     common = math.gcd(multiply, divide)
     return multiply // common, divide // common
 
 
-def _averaged(layout: Layout) -> int:
+def num_averaged(layout: Layout) -> int:
+    """Over how many terms a layout averages; 1 where no axis is P(avg)."""
     pairs = zip(layout.placements, layout.mesh.sizes, strict=True)
     return math.prod(n for p, n in pairs if p == Partial("avg"))
 

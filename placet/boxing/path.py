@@ -42,17 +42,17 @@ class Step:
 Price = Callable[[Step], float]
 """What a step costs; paths of least total price are taken."""
 
-A_MOVE, A_STEP, AN_INTERSECTION = 2e-3, 1e-3, 4e-3
-"""Bytes that a move, any step, and an intersection count as, to break ties."""
+MOVE_BYTES, STEP_BYTES, INTERSECTION_BYTES = 2e-3, 1e-3, 4e-3
+"""What a move, any step, and an intersection count as: far under a byte, for ties."""
 
 
 def mean_bytes(step: Step) -> float:
     """The default price: mean bytes received per rank, then the fewest moves."""
     received = received_bytes(step)
     ranks = {*step.change.src.mesh.ranks, *step.change.dst.mesh.ranks}
-    extra = A_STEP + (A_MOVE if received else 0.0)
+    extra = STEP_BYTES + (MOVE_BYTES if received else 0.0)
     if step.rule is INTERSECTION:
-        extra += AN_INTERSECTION
+        extra += INTERSECTION_BYTES
     return received / len(ranks) + extra
 
 

@@ -6,6 +6,7 @@ P(sum) -> B @data
 >>> plan.received_bytes(rank=0), plan.bound_bytes()
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -65,7 +66,7 @@ class BoxingPlan:
 
     def payload_bytes(self) -> int:
         """Bytes of the global tensors."""
-        return sum(map(_num_elements, self.shapes)) * self.dtype.itemsize
+        return sum(map(math.prod, self.shapes)) * self.dtype.itemsize
 
     def bound_bytes(self) -> int:
         """What all ranks together must receive, whatever the algorithm."""
@@ -137,10 +138,3 @@ def lower_step(step: Step, rank: int) -> Lowered:
     if all(rank not in mesh.ranks for mesh in meshes):
         return Lowered(src_shapes=None, dst_shapes=None, dtype=step.change.dtype)
     return step.rule.lower(step.change, rank)
-
-
-def _num_elements(shape: Shape) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -20,6 +20,7 @@ import torch
 from placet.boxing.broadcast_to_partial import RULE as BROADCAST_TO_PARTIAL
 from placet.boxing.broadcast_to_split import RULE as BROADCAST_TO_SPLIT
 from placet.boxing.partial_to_broadcast import RULE as PARTIAL_TO_BROADCAST
+from placet.boxing.partial_to_partial import LINEAR
 from placet.boxing.partial_to_partial import RULE as PARTIAL_TO_PARTIAL
 from placet.boxing.partial_to_split import RULE as PARTIAL_TO_SPLIT
 from placet.boxing.rule import Change, Rule
@@ -40,8 +41,6 @@ AXIS_RULES: tuple[Rule, ...] = (
     PARTIAL_TO_BROADCAST,
 )
 """Rules for one axis, or several as one."""
-
-LINEAR = {"sum", "avg"}
 
 
 def changed_axes(src: Layout, dst: Layout) -> tuple[str, ...]:
@@ -65,7 +64,7 @@ def axis_rule(src: Layout, dst: Layout) -> Rule | None:
 def reductions_agree(src: Layout, dst: Layout) -> bool:
     """Whether terms of one may stay terms of the other."""
     found = {layout.reduction for layout in (src, dst)} - {None}
-    return len(found) < 2 or found == LINEAR
+    return len(found) < 2 or found == set(LINEAR)
 
 
 def make_change(

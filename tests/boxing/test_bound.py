@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from placet.boxing.bound import bound_elements
-from placet.boxing.intersection import needed_box, term_of, wanters_of
+from placet.boxing.terms import needed_box, term_of, wanters_of
 from placet.placement.layout import Layout, num_elements, part_box
 from placet.placement.mesh import Mesh
 from placet.placement.placement import B, P, S
