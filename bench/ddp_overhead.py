@@ -1,19 +1,16 @@
 """Step time, memory and bytes of data-parallel training beside torch's DDP and FSDP2.
 
 Two workers of one thread each, gloo on the loopback; the same model, rows and optimizer
-on all sides, which step in turn in the same processes. Peak memory is taken in processes
-of their own, one side each; bytes with four workers. `local_batch_norm` does not matter:
-neither model has a BatchNorm.
+on all sides, which step in turn in the same processes. Peak memory is taken in
+processes of their own, one side each; bytes with four workers. `local_batch_norm` does
+not matter: neither model has a BatchNorm.
 """
 
-import copy
-import os
 import sys
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -42,6 +39,8 @@ from placet.wire.interface import Wire
 from recipes.char_gpt import GPT
 from recipes.char_gpt import loss as gpt_loss
 from testing.ranks import run_ranks
+
+T = TypeVar("T")
 
 QUESTION = "What does a training step cost beside torch DDP and FSDP2 (2 workers)?"
 MOST_OF_DDP, MOST_OF_FSDP, MOST_MEMORY = 1.03, 1.0, 1.05
@@ -76,9 +75,7 @@ def windows() -> Tensor:
 
 
 TASKS = (
-    Task(
-        "char_gpt", lambda: GPT(width=128, depth=4, num_heads=4), gpt_loss, windows
-    ),
+    Task("char_gpt", lambda: GPT(width=128, depth=4, num_heads=4), gpt_loss, windows),
     Task("25M MLP", mlp, mlp_loss, lambda: torch.randn(64, 2048)),
 )
 
@@ -90,13 +87,17 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 def our_step(task: Task, wire: Wire, zero: ZeroLevel) -> Callable[[], object]:
     """A step of ours, on rows that are there already."""
+    job, part = _our_job(task, wire, zero)
+    return lambda: job.step(part)
+
+
+def _our_job(task: Task, wire: Wire, zero: ZeroLevel) -> tuple[Job, BatchPart]:
     torch.manual_seed(0)
     model = task.model()
     job = Job(model, task.loss, optimizer_of(model), wire=wire, zero=zero)
     local, start, rows = _rows(task, wire)
     micro = MicroBatch(local, start, len(local))
-    part = BatchPart((micro,), rows, Position(), Position())
-    return lambda: job.step(part)
+    return job, BatchPart((micro,), rows, Position(), Position())
 
 
 def ddp_step(task: Task, wire: Wire) -> Callable[[], object]:
@@ -186,14 +187,7 @@ def _status(field: str) -> int:
 
 def step_bytes(wire: Wire, index: int, zero: ZeroLevel) -> tuple[int, int, int]:
     """On one rank: bytes received in a step, predicted by the plan, and the bound."""
-    torch.manual_seed(0)
-    task = TASKS[index]
-    model = task.model()
-    job = Job(model, task.loss, optimizer_of(model), wire=wire, zero=zero)
-    local, start, rows = _rows(task, wire)
-    part = BatchPart(
-        (MicroBatch(local, start, len(local)),), rows, Position(), Position()
-    )
+    job, part = _our_job(TASKS[index], wire, zero)
     job.step(part)
     done = job.step(part)
     bound = sum(job.program.boxing_plan(b).bound_bytes() for b in job.program.boxings())
@@ -206,23 +200,30 @@ def collect(options: Options) -> Outcome:
     rows: list[Row] = []
     for index, task in enumerate(TASKS):
         for zero, peer, most in ((0, "DDP", MOST_OF_DDP), (3, "FSDP2", MOST_OF_FSDP)):
-            found = run_ranks(2, time_sides, index, zero, options, timeout=1200)
-            rows += rows_of(found[0], f"{task.name} against {peer}", most=most)
+            times = _found(2, time_sides, index, zero, options, timeout=1200)[0]
+            rows += rows_of(times, f"{task.name} against {peer}", most=most)
     for index, task in enumerate(TASKS):
         for ours, peer in (("zero0", "ddp"), ("zero3", "fsdp")):
-            mine = max(run_ranks(2, peak_bytes, index, ours, timeout=120))
-            theirs = max(run_ranks(2, peak_bytes, index, peer, timeout=120))
+            mine = max(_found(2, peak_bytes, index, ours))
+            theirs = max(_found(2, peak_bytes, index, peer))
             name = f"{task.name} against {peer}: peak memory"
             rows.append(exact_row(name, mine, theirs, unit="bytes", most=MOST_MEMORY))
     for index, task in enumerate(TASKS):
         for zero in (0, 3):
-            found = run_ranks(4, step_bytes, index, zero, timeout=120)
-            got, predicted, bound = found[0]
+            got, predicted, bound = _found(4, step_bytes, index, zero)[0]
             name = f"{task.name}, zero={zero}, 4 workers: received against bound"
             rows.append(exact_row(name, got, bound, unit="bytes"))
             name = f"{task.name}, zero={zero}, 4 workers: received against predicted"
             rows.append(exact_row(name, got, predicted, unit="bytes", most=1.0))
     return Outcome(tuple(rows), ("One thread per worker; gloo on the loopback.",))
+
+
+def _found(
+    num_ranks: int, fn: Callable[..., T], *args: object, timeout: float = 120
+) -> list[T]:
+    """What each rank found; all of them live to tell."""
+    found = run_ranks(num_ranks, fn, *args, timeout=timeout)
+    return [cast(T, result) for result in found]
 
 
 if __name__ == "__main__":

@@ -107,7 +107,8 @@ class Forward:
             for tensor in leaves(output):
                 if isinstance(tensor, Tensor) and tensor.requires_grad:
                     self.has_outputs = True
-                    tensor.register_hook(self.cotangent)
+                    untyped: Any = tensor
+                    untyped.register_hook(self.cotangent)
 
     def cotangent(self, grad: Tensor) -> Tensor:
         """What the model's output gets for its cotangent (a hook)."""
