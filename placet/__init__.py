@@ -11,10 +11,10 @@ The names below are imported when first used, so that `placet --help` need not w
 torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import typing as _typing
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from placet.job.checkpoint import Checkpoints
     from placet.job.data import Data
     from placet.job.job import Job
@@ -63,10 +63,10 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'placet' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(_importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
