@@ -296,20 +296,23 @@ class _Builder:
         self.reduce(names, f"{block_name(block)}.grads")
 
     def reduce_buckets(self, names: Sequence[str]) -> None:
-        """Box gradients in buckets of about `bucket_bytes`, in backward order."""
+        """Box gradients in backward order: large ones alone, the others in buckets."""
         buckets: list[list[str]] = []
+        bucket: list[str] = []
         size = 0
         for name in names:
             spec = self.parameters[name]
             num_bytes = torch.Size(spec.shape).numel() * spec.dtype.itemsize
-            if not buckets or size + num_bytes > self.options.bucket_bytes:
-                buckets.append([])
-                size = 0
-            buckets[-1].append(name)
+            if num_bytes >= self.options.bucket_bytes // 2:
+                buckets.append([name])
+                continue
+            if bucket and size + num_bytes > self.options.bucket_bytes:
+                buckets.append(bucket)
+                bucket, size = [], 0
+            bucket.append(name)
             size += num_bytes
-        for index, bucket in enumerate(buckets):
-            last = index == len(buckets) - 1
-            self.reduce(bucket, f"grads.{index}", with_totals=last)
+        for index, group in enumerate([*buckets, bucket] if bucket else buckets):
+            self.reduce(group, f"grads.{index}", with_totals=group is bucket)
 
     def reduce_totals(self) -> None:
         """Box the totals, with those gradients that wait for the last micro-batch."""

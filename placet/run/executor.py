@@ -44,13 +44,13 @@ class Binding:
         source: gives its local inputs when it is submitted.
         sink: takes its local outputs when it is waited for.
         into: gives tensors that the outputs are to be written into.
-        flat: the inputs are already one flat buffer, in order, and an all-reduce may
-            run in it; then `source` is not asked and `sink` gets no tensors.
+        flat: gives the inputs as one flat buffer, in order, in which an all-reduce may
+            run; then `source` is not asked and `sink` gets no tensors.
     """
 
     source: Callable[[], Sequence[Tensor]]
     sink: Callable[[Sequence[Tensor]], None]
-    flat: Tensor | None = None
+    flat: Callable[[], Tensor] | None = None
     into: Callable[[], Sequence[Tensor]] | None = None
 
 
@@ -180,14 +180,14 @@ class Executor:
             assert len(steps) == 1, (
                 f"{node.name} cannot run in place in {len(steps)} steps"
             )
-            move = steps[0].move
-            if move is not None:
+            move, buffer = steps[0].move, binding.flat()
+            if move is not None and len(move.group) > 1:
                 flight.flat = self.wire.submit(
                     move,
-                    binding.flat,
+                    buffer,
                     key=self._key(state, 0),
                     priority=node.priority,
-                    out=binding.flat,
+                    out=buffer,
                 )
         elif steps:
             flight.pending = self._start(state, 0, binding.source())

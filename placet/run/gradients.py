@@ -3,7 +3,7 @@
 Autograd makes a gradient; a hook on the parameter puts it where its boxing expects it
 and tells the executor, which submits the boxing as soon as its bucket is complete:
 
-    boxed to B     the bucket is one flat buffer, reduced in place; `grad` is a view
+    boxed to B     a bucket is one flat buffer; a large gradient is reduced where it is
     boxed to S(0)  the bucket packs the gradients and keeps only this rank's parts
 
 With the last bucket travel the totals: the sum of the losses, the count of targets, the
@@ -22,6 +22,7 @@ from placet.program.data_parallel import NUM_SUMS, TOTALS
 from placet.program.node import Boxing
 from placet.program.program import Program
 from placet.run.executor import Binding, Executor
+from placet.torch_private.foreach import copy
 
 _GRAD = ".grad"
 
@@ -44,7 +45,7 @@ class Gradients:
         executor: fires the boxings.
         parameters: the model's own parameters, by name.
         targets: what the optimizer updates, by name: the same, or parts of them.
-        slots: where a gradient lies in its flat bucket, for those boxed to B.
+        late: names whose gradients are boxed once a step, whatever `keeps_parts` says.
         keeps_parts: gradients are boxed after every micro-batch and parts are summed.
     """
 
@@ -52,7 +53,7 @@ class Gradients:
     parameters: Mapping[str, nn.Parameter]
     targets: Mapping[str, nn.Parameter]
     keeps_parts: bool
-    slots: dict[str, Tensor] = field(default_factory=dict)
+    late: set[str] = field(default_factory=set)
     totals: Tensor = field(default_factory=lambda: torch.zeros(0))
     used: set[str] = field(default_factory=set)
     awaited: set[str] = field(default_factory=set)
@@ -83,8 +84,7 @@ class Gradients:
             if self.keeps_parts:
                 self.executor.wait_queue("grads")
                 self.executor.rewind("grads")
-            late = () if is_last else self.slots
-            self.awaited = {n for n in self.parameters if n not in late}
+            self.awaited = set(self.parameters) - (set() if is_last else self.late)
 
     def end_backward(self) -> None:
         """Give up waiting for gradients that this rank's backward did not make."""
@@ -109,12 +109,6 @@ class Gradients:
             parameter.grad = self.kept.pop(name)
         else:
             self.used.add(name)
-            slot = self.slots.get(name)
-            if slot is not None and parameter.grad is not slot:
-                grad = parameter.grad
-                assert grad is not None
-                slot.copy_(grad.to_dense() if grad.is_sparse else grad)
-                parameter.grad = slot
         if self.fires:
             self._arrive(name)
 
@@ -122,9 +116,6 @@ class Gradients:
         if name not in self.awaited:
             return
         self.awaited.remove(name)
-        slot = self.slots.get(name)
-        if slot is not None and self.parameters[name].grad is not slot:
-            slot.zero_()
         last = self.is_last and not self.awaited
         if last:
             flags = [float(n in self.used) for n in self.parameters]
@@ -132,6 +123,12 @@ class Gradients:
         self.executor.ready(name + _GRAD)
         if last:
             self.executor.ready(TOTALS)
+
+    def give(self, name: str) -> Tensor | None:
+        """Hand a gradient over to its boxing; the parameter has none after it."""
+        parameter = self.parameters[name]
+        grad, parameter.grad = parameter.grad, None
+        return grad.to_dense() if grad is not None and grad.is_sparse else grad
 
     def take(self) -> Totals:
         """Wait for every boxing; afterwards targets hold the reduced gradients."""
@@ -165,35 +162,65 @@ def collect_gradients(
     for boxing in program.boxings():
         if boxing.queue not in ("grads", TOTALS):
             continue
-        if all(isinstance(p, Broadcast) for p in boxing.dst.placements):
-            _bind_flat(program, boxing, gradients)
-        else:
+        if boxing.queue == TOTALS:
+            gradients.late.update(n.removesuffix(_GRAD) for n in boxing.inputs)
+        if not all(isinstance(p, Broadcast) for p in boxing.dst.placements):
             _bind_parts(program, boxing, gradients)
+        elif len(boxing.inputs) == 1 and boxing.inputs != (TOTALS,):
+            _bind_alone(program, boxing, gradients)
+        else:
+            _bind_whole(program, boxing, gradients)
     return gradients
 
 
-def _bind_flat(program: Program, boxing: Boxing, gradients: Gradients) -> None:
-    """One flat buffer for the bucket; every input is a view of it."""
+def _bind_whole(program: Program, boxing: Boxing, gradients: Gradients) -> None:
+    """Reduce a bucket of whole gradients, in one flat buffer."""
     specs = [program.tensors[name] for name in boxing.inputs]
     sizes = [torch.Size(spec.shape).numel() for spec in specs]
     device = next(iter(gradients.parameters.values())).device
     flat = torch.zeros(sum(sizes), dtype=specs[0].dtype, device=device)
-    names = []
+    slots: dict[str, Tensor] = {}
     for name, spec, piece in zip(
         boxing.inputs, specs, torch.split(flat, sizes), strict=True
     ):
-        view = piece.view(spec.shape)
         if name == TOTALS:
-            gradients.totals = view
+            gradients.totals = piece
         else:
-            names.append(name.removesuffix(_GRAD))
-            gradients.slots[names[-1]] = view
+            slots[name.removesuffix(_GRAD)] = piece.view(spec.shape)
+
+    def fill() -> Tensor:
+        found = {name: gradients.give(name) for name in slots}
+        there = [name for name, grad in found.items() if grad is not None]
+        copy([slots[n] for n in there], [g for g in found.values() if g is not None])
+        for name in slots.keys() - there:
+            slots[name].zero_()
+        return flat
 
     def sink(_: Sequence[Tensor]) -> None:
-        for name in names:
-            gradients.targets[name].grad = gradients.slots[name]
+        for name, slot in slots.items():
+            gradients.targets[name].grad = slot
 
-    gradients.executor.bind(boxing.name, Binding(list, sink, flat))
+    gradients.executor.bind(boxing.name, Binding(list, sink, fill))
+
+
+def _bind_alone(program: Program, boxing: Boxing, gradients: Gradients) -> None:
+    """Reduce one large gradient where it is, without a copy."""
+    (grad_name,) = boxing.inputs
+    name, spec = grad_name.removesuffix(_GRAD), program.tensors[grad_name]
+    device = gradients.parameters[name].device
+    held: list[Tensor] = []
+
+    def fill() -> Tensor:
+        grad = gradients.give(name)
+        if grad is None:
+            grad = torch.zeros(spec.shape, dtype=spec.dtype, device=device)
+        held.append(grad.contiguous())
+        return held[0].view(-1)
+
+    def sink(_: Sequence[Tensor]) -> None:
+        gradients.targets[name].grad = held.pop()
+
+    gradients.executor.bind(boxing.name, Binding(list, sink, fill))
 
 
 def _bind_parts(program: Program, boxing: Boxing, gradients: Gradients) -> None:
@@ -203,14 +230,11 @@ def _bind_parts(program: Program, boxing: Boxing, gradients: Gradients) -> None:
     def source() -> list[Tensor]:
         tensors = []
         for name in names:
-            parameter = gradients.parameters[name]
-            grad = parameter.grad
+            grad = gradients.give(name)
             if grad is None:
-                spec = program.tensors[name + _GRAD]
-                device = parameter.device
-                grad = torch.zeros(spec.shape, dtype=spec.dtype, device=device)
-            tensors.append(grad.to_dense() if grad.is_sparse else grad)
-            parameter.grad = None
+                spec, like = program.tensors[name + _GRAD], gradients.parameters[name]
+                grad = torch.zeros(spec.shape, dtype=spec.dtype, device=like.device)
+            tensors.append(grad)
         return tensors
 
     def sink(parts: Sequence[Tensor]) -> None:

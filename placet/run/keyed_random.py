@@ -52,7 +52,9 @@ def reseed(seed: int, step: int, *, generator: torch.Generator | None = None) ->
     """
     value = mix64(mix64(seed & _MASK64) ^ (step & _MASK64)) >> 1
     if generator is None:
-        torch.manual_seed(value)
+        torch.default_generator.manual_seed(value)
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed_all(value)
     else:
         generator.manual_seed(value)
     return value

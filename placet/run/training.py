@@ -379,7 +379,7 @@ def _assemble(training: Training) -> None:
         dtype = training.program.tensors[NORM].dtype
         device = next(iter(training.parts.values())).device
         training.norm_sum = torch.zeros(1, dtype=dtype, device=device)
-        flat = Binding(list, _keep, training.norm_sum)
+        flat = Binding(list, _keep, lambda: training.norm_sum)
         executor.bind(f"{NORM}.box", flat)
     first = not hasattr(training, "hooks")
     if first:

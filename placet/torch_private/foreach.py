@@ -8,7 +8,8 @@ from torch import Tensor
 
 def copy(dst: Sequence[Tensor], src: Sequence[Tensor]) -> None:
     """Copy each of `src` into its place in `dst`."""
-    torch._foreach_copy_(list(dst), list(src))
+    if dst:
+        torch._foreach_copy_(list(dst), list(src))
 
 
 def multiply(tensors: Sequence[Tensor], factor: float) -> None:
