@@ -24,6 +24,7 @@ from placet.job.events import (
     StepDone,
 )
 from placet.job.plan_table import placements_table, plan_title
+from placet.program.program import bytes_text
 
 LINE_SECONDS = 5.0
 REFRESH_SECONDS = 0.2
@@ -134,7 +135,7 @@ class Terminal:
         parts = [
             f"loss {self._loss:.3f}",
             f"{short_count(per_second)} {unit}/s",
-            f"{short_bytes(event.sent_bytes)} sent/step",
+            f"{bytes_text(event.sent_bytes)} sent/step",
             f"ETA {clock(left)}",
         ]
         return "  ".join(parts)
@@ -172,7 +173,7 @@ def finished_text(event: Finished) -> str:
     """How the training ended, how long it took and which bytes it moved."""
     how = {"done": "done", "stopped": "stopped, as asked", "failed": "failed"}
     accounts = ", ".join(
-        f"{name} {short_bytes(count)}" for name, count in event.ledger.items()
+        f"{name} {bytes_text(count)}" for name, count in event.ledger.items()
     )
     ended = f"{how[event.status]} after step {event.step:,}, {clock(event.seconds)}"
     return ended + (f"\nmoved by rank 0: {accounts}" if accounts else "")
@@ -185,15 +186,6 @@ def short_count(number: float) -> str:
             return f"{number:.0f}" if not unit else f"{number:.1f}{unit}"
         number /= 1000
     return f"{number:.1f}G"
-
-
-def short_bytes(count: float) -> str:
-    """Bytes in a short form: 0 B, 3.2 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def clock(seconds: float) -> str:

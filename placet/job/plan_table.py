@@ -44,13 +44,16 @@ def placements_table(program: Program, rank: int) -> Table:
     table.add_column("placement", style="cyan", no_wrap=True)
     for name in ("size", "sent", "received"):
         table.add_column(name, justify="right", no_wrap=True)
-    rows = [*_stored(program), *_moved(program, rank)]
+    rows = [*_stored(program), *moved_rows(program, rank)]
     for row in rows:
         table.add_row(
             f"{row.tensors} {row.what}",
             row.placement,
             bytes_text(row.num_bytes),
-            *("" if n is None else bytes_text(n) for n in _bytes_of(row)),
+            *(
+                "" if count is None else bytes_text(count)
+                for count in (row.sent_bytes, row.received_bytes)
+            ),
         )
     sent, received = program.sent_bytes(rank), program.received_bytes(rank)
     table.add_section()
@@ -58,10 +61,6 @@ def placements_table(program: Program, rank: int) -> Table:
         "a step", "", "", bytes_text(sent), bytes_text(received), style="bold"
     )
     return table
-
-
-def _bytes_of(row: Row) -> tuple[int | None, int | None]:
-    return row.sent_bytes, row.received_bytes
 
 
 def _stored(program: Program) -> list[Row]:
@@ -76,7 +75,7 @@ def _stored(program: Program) -> list[Row]:
     ]
 
 
-def _moved(program: Program, rank: int) -> list[Row]:
+def moved_rows(program: Program, rank: int) -> list[Row]:
     """The boxings of a step; those with the same change and name stem are one row."""
     groups: dict[tuple[str, str], list[Boxing]] = {}
     for boxing in program.boxings():
@@ -84,7 +83,7 @@ def _moved(program: Program, rank: int) -> list[Row]:
         groups.setdefault(key, []).append(boxing)
     rows = []
     for (what, changed), boxings in groups.items():
-        plans = [program.boxing_plan(boxing) for boxing in boxings]
+        plans = [(boxing, program.boxing_plan(boxing)) for boxing in boxings]
         names = [name for boxing in boxings for name in boxing.inputs]
         rows.append(
             Row(
@@ -92,8 +91,8 @@ def _moved(program: Program, rank: int) -> list[Row]:
                 len(names),
                 changed,
                 _size(program, names),
-                sum(plan.sent_bytes(rank) for plan in plans),
-                sum(plan.received_bytes(rank) for plan in plans),
+                sum(b.times * plan.sent_bytes(rank) for b, plan in plans),
+                sum(b.times * plan.received_bytes(rank) for b, plan in plans),
             )
         )
     return rows

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from torch import nn
 
-from placet.job.console import Terminal, clock, finished_text, short_bytes, short_count
+from placet.job.console import Terminal, clock, finished_text, short_count
 from placet.job.events import (
     Evaluated,
     Event,
@@ -18,13 +18,16 @@ from placet.job.events import (
     Started,
     StepDone,
 )
-from placet.job.plan_table import placements_table, plan_title, stem
+from placet.job.plan_table import moved_rows, placements_table, plan_title, stem
 from placet.placement.mesh import Mesh
 from placet.program.blocks import find_blocks
 from placet.program.data_parallel import DataParallel, ParameterSpec, build_program
+from placet.program.program import bytes_text
 
 
-def fake_job(num_ranks: int = 2, level: Any = 0) -> SimpleNamespace:
+def fake_job(
+    num_ranks: int = 2, level: Any = 0, accumulate: int = 1
+) -> SimpleNamespace:
     """As much of a job as the terminal looks at."""
     model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10))
     specs = [
@@ -32,7 +35,7 @@ def fake_job(num_ranks: int = 2, level: Any = 0) -> SimpleNamespace:
         for name, p in model.named_parameters()
     ]
     mesh = Mesh(f"data={num_ranks}")
-    options = DataParallel(level=level, batch_rows=16)
+    options = DataParallel(level=level, batch_rows=16, accumulate=accumulate)
     program = build_program("toy", mesh, specs, find_blocks(model), options=options)
     return SimpleNamespace(
         name="toy",
@@ -144,8 +147,20 @@ def test_plan_table_counts_the_programs_bytes():
     total = out.getvalue().splitlines()[-1]
     sent = job.program.sent_bytes(0)
     assert sent > 0
-    assert short_bytes(sent) in total
+    assert bytes_text(sent) in total
     assert "S(0)" in out.getvalue()
+
+
+def test_plan_table_counts_every_firing_of_a_boxing():
+    def sent_by_row(accumulate: int) -> list[int]:
+        program = fake_job(level=2, accumulate=accumulate).program
+        return [row.sent_bytes or 0 for row in moved_rows(program, 0)]
+
+    once, thrice = sent_by_row(1), sent_by_row(3)
+    # Gradients are boxed after every micro-batch, parameters and totals once a step.
+    assert {b / a for a, b in zip(once, thrice, strict=True)} == {1, 3}
+    program = fake_job(level=2, accumulate=3).program
+    assert sum(thrice) == program.sent_bytes(0)
 
 
 def test_plan_title_of_one_rank():
@@ -155,7 +170,7 @@ def test_plan_title_of_one_rank():
 def test_short_texts():
     assert stem("blocks.3.forward") == "blocks.forward"
     assert [short_count(n) for n in (999, 41_234, 1.3e6)] == ["999", "41.2k", "1.3M"]
-    assert [short_bytes(n) for n in (0, 1023, 3.2 * 2**20)] == [
+    assert [bytes_text(n) for n in (0, 1023, 3.2 * 2**20)] == [
         "0 B",
         "1023 B",
         "3.2 MiB",
