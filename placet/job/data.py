@@ -222,32 +222,6 @@ def part_loader(
     return _mapped_parts(data, plans, seed)
 
 
-def count_rows(batch: Any) -> int:
-    """Rows of a batch: dim 0 of the first tensor in it (tuples, dicts, nested).
-
-    Raises:
-        ValueError: it holds no tensor with a dim.
-    """
-    found = _first_tensor(batch)
-    if found is None:
-        raise ValueError(
-            f"a batch of type {type(batch).__name__} holds no tensor with rows; return "
-            "(loss, num_targets) from the loss so that placet need not count them"
-        )
-    return found.shape[0]
-
-
-def _first_tensor(batch: Any) -> Tensor | None:
-    if isinstance(batch, Tensor):
-        return batch if batch.ndim else None
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple):
-        tensors = (_first_tensor(item) for item in batch)
-        return next((t for t in tensors if t is not None), None)
-    return None
-
-
 def _check_enough_rows(data: Data, num_ranks: int, accumulate: int) -> None:
     rows, what = data.batch_size, "batch_size"
     if not isinstance(data.dataset, IterableDataset):

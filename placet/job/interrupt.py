@@ -41,12 +41,6 @@ def install(*, announce: bool = True) -> None:
     signal.signal(signal.SIGINT, _on_interrupt)
 
 
-def uninstall() -> None:
-    """Gives Ctrl-C its usual meaning back."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    _times.clear()
-
-
 def is_same_press(times: list[float]) -> bool:
     """Whether the last of these signals only repeats the one before it; drops it then.
 

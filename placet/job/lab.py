@@ -12,7 +12,6 @@ It needs root and iproute2, and says so where they are missing. Latency is not e
 """
 
 import itertools
-import os
 import re
 import signal
 import sys
@@ -34,6 +33,7 @@ from placet.job.lab_network import (
     uplink_bytes,
 )
 from placet.job.lab_processes import OnLine, Start, run
+from placet.job.process import cores
 from placet.settings import child_environment
 
 _RATE = re.compile(r"\d+(\.\d+)?[kmg]?bit")
@@ -190,7 +190,7 @@ class BuiltLab:
             environment=child_environment(
                 {name: str(value) for name, value in names.items()} | dict(extra)
             ),
-            core=host % _num_cores() if self.lab.pin else None,
+            core=host % cores() if self.lab.pin else None,
         )
 
 
@@ -269,10 +269,6 @@ def _since(
             before, after, strict=True
         )
     )
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 @contextmanager

@@ -24,7 +24,6 @@ class Step:
     """One training step as one rank saw it; what is unknown is NaN."""
 
     step: int
-    t_seconds: float
     seconds: float
     loss: float
     lr: float
@@ -234,7 +233,6 @@ def _step(event: Event) -> Step:
 
     return Step(
         step=int(as_number(event.get("step"), 0)),
-        t_seconds=read("t"),
         seconds=read("seconds"),
         loss=read("loss"),
         lr=read("lr"),

@@ -25,10 +25,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from placet.run.deferred_ops import (
-    Recording,
-    TensorRef,
-)
+from placet.run.deferred_ops import Recording, TensorRef
 from placet.run.deferred_record import GeneratorWatch, Recorder, meta_like
 from placet.run.deferred_replay import Memory, replay
 from placet.torch_private.dispatch import (

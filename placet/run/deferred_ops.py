@@ -2,14 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
 
+from placet.placement.layout import Shape
 from placet.torch_private.dispatch import storage_key
-
-Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)

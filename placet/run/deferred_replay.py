@@ -2,8 +2,8 @@
 
     needed(op)  its writes reach a final tensor            -> _needed
     order       draws in recorded order; what follows on a tensor at once, as far as it
-                draws nothing                              -> _Replay.pull
-    hand over   a storage after its last needed operator   -> _Replay.release
+                draws nothing                              -> _Replay._pull
+    hand over   a storage after its last needed operator   -> _Replay._release
 
 A draw whose result is overwritten later (default initialisation followed by
 `model.apply(init)`) runs on scratch memory, to advance the generator, and is dropped.

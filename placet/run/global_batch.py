@@ -9,7 +9,7 @@ their own row, and this mode gives them the meaning they have on one device:
 The mode must be active in the forward and in the backward: activation checkpointing
 runs forwards inside the backward. Everything else passes through at once.
 
-NOTE [What is taken for a part of the batch]
+# NOTE [What is taken for a part of the batch]
 
 A tensor whose dim 0 is the number of local rows or a multiple (heads or places
 flattened into the rows), except parameters. Any other tensor is taken for equal on all

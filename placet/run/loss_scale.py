@@ -12,12 +12,7 @@ Source: Micikevicius et al. (arXiv:1710.03740), section 3.2; constants of
 torch.amp.GradScaler.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -65,27 +60,3 @@ class LossScale:
             return replace(self, good_steps=self.good_steps + 1)
         value = min(self.value * self.growth, self.max_value)
         return replace(self, value=value, good_steps=0)
-
-    def state_dict(self) -> dict[str, float | int]:
-        """The state as plain numbers, for a checkpoint."""
-        return asdict(self)
-
-
-def loss_scale_from(state: Mapping[str, Any]) -> LossScale:
-    """The loss scale that `state_dict` saved.
-
-    Raises:
-        ValueError: keys missing or unknown.
-    """
-    known = {f.name for f in fields(LossScale)}
-    if set(state) != known:
-        raise ValueError(
-            f"a loss scale's state has the keys {sorted(known)}, got {sorted(state)}"
-        )
-    return LossScale(**state)
-
-
-def has_infinite(grads: Iterable[Tensor | None]) -> bool:
-    """Whether any gradient holds an infinity or NaN (to be asked of all ranks)."""
-    flags = [~torch.isfinite(g).all() for g in grads if g is not None]
-    return bool(torch.stack([f.cpu() for f in flags]).any()) if flags else False

@@ -46,7 +46,10 @@ class Part:
     dim: int = 0
 
     def holds(self, shape: Sequence[int]) -> bool:
-        """Whether a tensor of this shape is taken for a part of the batch."""
+        """Whether a tensor of this shape is taken for a part of the batch.
+
+        See NOTE [What is taken for a part of the batch] in `placet.run.global_batch`.
+        """
         if self.num_rows == 0 or len(shape) <= self.dim:
             return False
         size = shape[self.dim]

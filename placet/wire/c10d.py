@@ -50,6 +50,9 @@ class C10dWire(Wire):
             of `process_group` itself was set when it was made.
         check_order: raise MoveMismatch where members submit in different orders.
         owns_process_group: `close` ends torch.distributed, too.
+
+    Raises:
+        ValueError: torch.distributed is not initialised.
     """
 
     def __init__(
@@ -168,6 +171,7 @@ class C10dWire(Wire):
         return error
 
     def _process_group(self, group: tuple[int, ...]) -> dist.ProcessGroup:
+        """The process group of some ranks; see NOTE [Groups]."""
         found = self._groups.get(group)
         if found is None and len(group) == 1:
             return self._groups[tuple(range(self.num_ranks))]

@@ -219,7 +219,7 @@ class _TwinWire(Wire):
         return _TwinFuture(self, self._twin, joined)
 
     def prepare(self, groups: Iterable[tuple[int, ...]]) -> None:
-        pass
+        """Nothing: members meet by key, whatever their group."""
 
     def exchange(self, value: bytes, *, key: str) -> list[bytes]:
         everyone = tuple(range(self.num_ranks))
