@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from placet.job.process import cores
 
-_PRELOAD = ["placet.job.forkserver_preload"]
+_PRELOAD = ["placet.job.forkserver_guard", "placet.job.forkserver_preload"]
 
 
 def threads_per_worker(num_ranks: int) -> int:

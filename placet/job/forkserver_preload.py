@@ -1,18 +1,9 @@
-"""Imported once by the fork server, so that workers start with torch in memory.
+"""Imported once by the fork server, so that workers start with torch in memory."""
 
-Nothing else imports this module: importing it changes the process. The server dies
-with the launcher, and each worker with the server. Ctrl-C is ignored until a worker
-has its own handler.
-"""
-
-import signal
-
-import torch.distributed
-import torch.utils.data  # noqa: F401
+import torch
 
 import placet.job.train
 import placet.job.worker  # noqa: F401
-from placet.job.process import die_with_parent
 
-die_with_parent()
-signal.signal(signal.SIGINT, signal.SIG_IGN)
+# The first optimizer of a process imports torch's compiler: half a second per worker.
+torch.optim.SGD([torch.zeros(1, requires_grad=True)])
