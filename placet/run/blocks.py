@@ -33,6 +33,7 @@ class BlockHooks:
     Args:
         stored: the blocks with parts (level 3), in forward order; the root is last.
         updated: boxings of the last update that a block must wait for (level 1, 2).
+        called: the blocks that this step has called.
     """
 
     executor: Executor
@@ -41,11 +42,13 @@ class BlockHooks:
     updated: dict[str, list[str]] = field(default_factory=dict)
     began: dict[str, float] = field(default_factory=dict)
     in_backward: set[str] = field(default_factory=set)
+    called: set[str] = field(default_factory=set)
     current: str | None = None
 
     def before_forward(self, block: Block) -> None:
         """The block's parameters are needed."""
         name = block_name(block)
+        self.called.add(name)
         for boxing in self.updated.get(name, ()):
             self.executor.wait(boxing)
         if name in self.stored:

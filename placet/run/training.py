@@ -30,6 +30,7 @@ from placet.program.data_parallel import (
     DataParallel,
     ParameterSpec,
     along,
+    block_name,
     build_program,
 )
 from placet.program.program import Program
@@ -95,6 +96,7 @@ class Training:
     trains: tuple[bool, ...] = ()
     norm_sum: Tensor = field(default_factory=lambda: torch.zeros(1))
     hooked: set[str] = field(default_factory=set)
+    settles_first: bool = False
     program: Program = field(init=False)
     executor: Executor = field(init=False)
     gradients: Gradients = field(init=False)
@@ -107,6 +109,9 @@ class Training:
             self.settle()
             self.trains = trains
             _assemble(self)
+        if self.settles_first:
+            self.settle()
+        self.hooks.called.clear()
         self.executor.begin_step(step)
         self.gradients.begin_step()
 
@@ -152,6 +157,7 @@ class Training:
                 finite; no parameter has been changed.
         """
         totals = self.gradients.take()
+        self._settle_unused()
         norm, factor = self.prepare(totals)
         skipped = norm is not None and not math.isfinite(norm)
         if self.scale is not None:
@@ -220,6 +226,20 @@ class Training:
         """Have every parameter up to date, also outside a forward."""
         if self.trains:
             self.executor.wait_queue("params")
+
+    def _settle_unused(self) -> None:
+        """Have boxings done that no block waited for, before parts change again.
+
+        Either their blocks were left out in this step, or the model uses parameters of
+        a block without calling it: then all is awaited at each step's beginning.
+        """
+        if not self.hooks.updated:
+            return
+        self.settle()
+        uncalled = [b for b in self.blocks if block_name(b) not in self.hooks.called]
+        used = self.gradients.used
+        if any(not used.isdisjoint(block.parameters) for block in uncalled):
+            self.settles_first = True
 
     def _has_backward(self, loss: Tensor, num_targets: float) -> bool:
         """Whether there is a graph; without targets a constant loss will often do."""
