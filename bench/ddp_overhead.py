@@ -30,8 +30,8 @@ from bench.harness import (
     run_bench,
 )
 from bench.ratios import Row, exact_row
-from placet.job.data import BatchPart, MicroBatch, Position
 from placet.job.job import Job
+from placet.job.loader import BatchPart, MicroBatch, Position
 from placet.placement.layout import chunk
 from placet.program.blocks import find_blocks
 from placet.program.data_parallel import ZeroLevel

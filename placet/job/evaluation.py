@@ -6,7 +6,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from placet.job.data import Data, part_loader
+from placet.job.data import Data
+from placet.job.loader import part_loader
 from placet.job.split import moved
 from placet.placement.placement import B, P
 from placet.program.data_parallel import along

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from placet.job.checkpoint import Checkpoints, Saver
 from placet.job.checkpoint import Saved as SavedState
-from placet.job.data import BatchPart, Data, MicroBatch, Position, part_loader
+from placet.job.data import Data
 from placet.job.evaluation import Metrics, evaluate
 from placet.job.events import (
     Evaluated,
@@ -38,6 +38,7 @@ from placet.job.events import (
 )
 from placet.job.interrupt import requested
 from placet.job.large import Deferred
+from placet.job.loader import BatchPart, MicroBatch, Position, part_loader
 from placet.job.record import Recorder
 from placet.job.session import current_wire
 from placet.job.setup import MakesOptimizer, Settings, build_training

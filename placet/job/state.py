@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.lr_scheduler import LRScheduler
 
 from placet.job.checkpoint import load
-from placet.job.data import Position
+from placet.job.loader import Position
 from placet.placement.dtensor import to_dtensor
 from placet.placement.layout import Shape
 from placet.placement.placement import S

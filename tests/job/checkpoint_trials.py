@@ -24,7 +24,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from placet.errors import CheckpointError
 from placet.job.checkpoint import Checkpoints, Saver, load, newest, tidy
-from placet.job.data import Data, Position, part_loader
+from placet.job.data import Data
+from placet.job.loader import Position, part_loader
 from placet.placement.layout import chunk
 
 SEED = 11

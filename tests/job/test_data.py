@@ -15,7 +15,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from placet.job.data import Data, Position, part_loader
+from placet.job.data import Data
+from placet.job.loader import Position, part_loader
 
 START = Position()
 
