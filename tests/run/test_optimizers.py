@@ -1,7 +1,7 @@
 """Optimizers: which may work on parts, repointing, and state by parameter name."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,39 +35,7 @@ from placet.run.optimizers import (
     repoint,
     verdict,
 )
-
-
-class Stranger(Optimizer):
-    """What third-party optimizers have in common: options, and a step by parameter."""
-
-    def __init__(self, params: Iterable[Tensor], lr: float = 0.01, **extra: Any):
-        Optimizer.__init__(self, params, {"lr": lr, **extra})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.add_(self.change(p, self.state[p], group), alpha=-group["lr"])
-
-    def change(self, p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-        raise NotImplementedError
-
-
-class Lamb(Stranger):
-    """LAMB (You et al., arXiv:1904.00962): Adam, scaled to each tensor's norm."""
-
-    def change(self, p: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-        first = state.setdefault("first", torch.zeros_like(p))
-        second = state.setdefault("second", torch.zeros_like(p))
-        state["step"] = step = state.get("step", 0) + 1
-        first.lerp_(p.grad, 0.1)
-        second.lerp_(p.grad**2, 0.001)
-        update = first / (1 - 0.9**step)
-        update = update / ((second / (1 - 0.999**step)).sqrt() + 1e-6) + 0.01 * p
-        norms = p.norm(), update.norm()
-        trust = torch.where((norms[0] > 0) & (norms[1] > 0), norms[0] / norms[1], 1.0)
-        return update * trust
+from testing.optimizers import Lamb, Stranger
 
 
 class Lion(Stranger):
