@@ -96,10 +96,17 @@ class Recorder:
             )
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Append one line."""
+        """Append one line.
+
+        Raises:
+            OSError: it could not be written, as on a full disk; names the file.
+        """
         line = {"kind": kind, "t": time.monotonic() - self.began, **fields}
-        self.file.write(json.dumps(_finite(line)) + "\n")
-        self.file.flush()
+        try:
+            self.file.write(json.dumps(_finite(line)) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.file.name) from error
 
 
 def _finite(value: Any) -> Any:

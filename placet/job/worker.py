@@ -32,7 +32,7 @@ class Place:
     """What the launcher tells each of its workers.
 
     Attributes:
-        failures: Folder where a failing rank writes its account.
+        failures: Folder where a rank leaves its process id and, failing, its account.
         logs: Folder for the output of ranks other than 0; None keeps all on screen.
         threads: Torch's threads in each worker.
         environment: Variables to set before the target runs.
@@ -66,6 +66,7 @@ def run_rank(target: Callable[..., Any], args: tuple[Any, ...], place: Place) ->
     os.environ["OMP_NUM_THREADS"] = str(place.threads)
     torch.set_num_threads(place.threads)
     rank = int(os.environ["RANK"])
+    (Path(place.failures) / f"pid-{os.getpid()}").touch()
     if rank > 0 and place.logs is not None:
         log_output_to(str(Path(place.logs) / f"rank{rank}.log"))
     try:
@@ -95,6 +96,12 @@ def write_failure(folder: str, rank: int, error: Exception) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(asdict(failure)))
     partial.replace(path)
+
+
+def read_pids(folder: str) -> list[int]:
+    """Process ids of the workers that have started."""
+    names = [path.name for path in Path(folder).glob("pid-*")]
+    return [int(name.removeprefix("pid-")) for name in names]
 
 
 def read_failures(folder: str) -> list[Failure]:
