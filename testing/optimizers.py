@@ -17,7 +17,7 @@ class Stranger(Optimizer):
         Optimizer.__init__(self, params, {"lr": lr, **extra})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Change each parameter that has a gradient."""
         for group in self.param_groups:
             for p in group["params"]:
