@@ -14,8 +14,6 @@ wrote them, and replicated or split (uneven too) on either side.
 """
 
 import os
-import re
-import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,6 +26,14 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from placet.errors import CheckpointError
+from placet.job.checkpoint_folder import (
+    NAME,
+    drop_old,
+    newest,
+    remove,
+    sync_folder,
+    tidy,
+)
 from placet.job.checkpoint_format import (
     MANIFEST_FILE,
     Manifest,
@@ -46,8 +52,6 @@ from placet.torch_private.checkpoint import (
     staged,
     tensor_shapes,
 )
-
-_NAME = re.compile(r"step-(\d+)(\.old)?")
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,10 @@ class Checkpoints:
                 f"Checkpoints(every_steps={self.every_steps}, keep={self.keep}): both "
                 "must be at least 1"
             )
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save after this step."""
+        return self.every_steps is not None and step % self.every_steps == 0
 
 
 @dataclass(frozen=True)
@@ -122,11 +130,6 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="placet-save")
         self._pending: Future[Saved] | None = None
 
-    def is_due(self, step: int) -> bool:
-        """Whether the job's settings ask for a save after this step."""
-        every = self._checkpoints.every_steps
-        return every is not None and step % every == 0
-
     def save(
         self, step: int, state: dict[str, Any], *, blocking: bool = False
     ) -> Saved | None:
@@ -156,8 +159,8 @@ class Saver:
             else:
                 values[leaf.key] = decode(encode(leaf.value, leaf.key))  # a copy
         blocked_seconds = time.monotonic() - start
-        job = _Save(step, tensors, values, start, blocked_seconds)
-        self._pending = self._thread.submit(self._write, job)
+        save = _Save(step, tensors, values, start, blocked_seconds)
+        self._pending = self._thread.submit(self._write, save)
         return self.wait() if blocking else before
 
     def wait(self) -> Saved | None:
@@ -203,7 +206,7 @@ class Saver:
             if self._rank == 0:
                 try:
                     num_bytes = _publish(save, partial, folder, self._num_ranks)
-                    _drop_old(self._folder, self._checkpoints.keep, save.step)
+                    drop_old(self._folder, self._checkpoints.keep, save.step)
                 except Exception as error:  # told to all ranks, which wait for it
                     failure = f"{type(error).__name__}: {error}"
             num_bytes, failure = _from_rank_0(self._group, (num_bytes, failure))
@@ -211,16 +214,18 @@ class Saver:
             raise CheckpointError(_failed(save.step, partial, str(error))) from error
         if failure is not None:
             raise CheckpointError(_failed(save.step, partial, f"rank 0: {failure}"))
-        seconds = time.monotonic() - save.start
+        seconds = time.monotonic() - save.start_seconds
         return Saved(save.step, folder, num_bytes, seconds, save.blocked_seconds)
 
 
 @dataclass(frozen=True)
 class _Save:
+    """What the thread is to write."""
+
     step: int
     tensors: dict[str, Tensor]
     values: dict[str, Any]
-    start: float
+    start_seconds: float
     blocked_seconds: float
 
 
@@ -265,71 +270,15 @@ def _publish(save: _Save, partial: Path, folder: Path, num_ranks: int) -> int:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(partial)
+    sync_folder(partial)
     replaced = folder.with_name(folder.name + ".old")
     if folder.exists():
-        _remove(replaced)
+        remove(replaced)
         folder.rename(replaced)
     partial.rename(folder)
-    _sync_folder(folder.parent)
-    _remove(replaced)
+    sync_folder(folder.parent)
+    remove(replaced)
     return sum(files.values()) + len(content)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _drop_old(folder: Path, keep: int, step: int) -> None:
-    """Remove all but the newest `keep`; never the one of `step`, just written."""
-    found = _complete(folder)
-    surplus = [s for s in sorted(found) if s != step][: max(0, len(found) - keep)]
-    for old in surplus:
-        _remove(found[old])
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder so that it is never there by halves under its own name."""
-    if folder.exists():
-        doomed = folder.with_name(folder.name + ".partial")
-        if doomed.exists():
-            shutil.rmtree(doomed)
-        folder.rename(doomed)
-        shutil.rmtree(doomed)
-
-
-def _complete(folder: Path) -> dict[int, Path]:
-    """The complete checkpoints by step."""
-    found: dict[int, Path] = {}
-    for path in folder.iterdir() if folder.is_dir() else ():
-        match = _NAME.fullmatch(path.name)
-        if match and path.is_dir() and (match[2] is None or int(match[1]) not in found):
-            found[int(match[1])] = path
-    return found
-
-
-def tidy(folder: Path) -> None:
-    """Remove what killed saves left; only where no job is saving there."""
-    for path in list(folder.iterdir()):
-        if path.name.startswith("step-") and path.name.endswith(".partial"):
-            shutil.rmtree(path)
-    for path in list(folder.iterdir()):
-        if _NAME.fullmatch(path.name) and path.name.endswith(".old"):
-            current = path.with_name(path.name.removesuffix(".old"))
-            if current.exists():
-                _remove(path)
-            else:
-                path.rename(current)
-
-
-def newest(folder: Path | str) -> Path | None:
-    """The newest complete checkpoint of a folder, or None."""
-    found = _complete(Path(folder))
-    return found[max(found)] if found else None
 
 
 def load(path: Path | str, state: dict[str, Any], *, partial: bool = False) -> int:
@@ -382,7 +331,7 @@ def manifest_of(path: Path | str) -> Manifest:
 def _find(path: Path) -> Path:
     if (path / MANIFEST_FILE).is_file():
         return path
-    if _NAME.fullmatch(path.name) or (path / ".metadata").exists():
+    if NAME.fullmatch(path.name) or (path / ".metadata").exists():
         return path  # a checkpoint by name: reading says what is wrong with it
     found = newest(path)
     if found is None:

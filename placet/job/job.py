@@ -352,7 +352,8 @@ class Job:
             self._just_evaluated = bool(every and step % every == 0)
             if self._just_evaluated and self.validation is not None:
                 self.evaluate()
-            self._just_saved = bool(self.checkpoints) and self._save_is_due(step)
+            saves = self.checkpoints
+            self._just_saved = saves is not None and saves.is_due(step)
             if self._just_saved:
                 self.save()
             if self._stop:
@@ -402,10 +403,6 @@ class Job:
         self._began = now
         self.emit(event)
         return event
-
-    def _save_is_due(self, step: int) -> bool:
-        every = self.checkpoints.every_steps if self.checkpoints else None
-        return every is not None and step % every == 0
 
     def _finish_save(self) -> None:
         if self._saver is not None:

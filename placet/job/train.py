@@ -16,7 +16,8 @@ from pathlib import Path
 
 from placet.errors import RankFailed
 from placet.job import interrupt, session
-from placet.job.checkpoint import Checkpoints, newest
+from placet.job.checkpoint import Checkpoints
+from placet.job.checkpoint_folder import newest
 from placet.job.checkpoint_format import MANIFEST_FILE
 from placet.job.console import Terminal
 from placet.job.job import Job

@@ -23,7 +23,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from placet.errors import CheckpointError
-from placet.job.checkpoint import Checkpoints, Saver, load, newest, tidy
+from placet.job.checkpoint import Checkpoints, Saver, load
+from placet.job.checkpoint_folder import newest, tidy
 from placet.job.data import Data
 from placet.job.loader import Position, part_loader
 from placet.placement.layout import chunk

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from placet.errors import CheckpointError
-from placet.job.checkpoint import Checkpoints, Saver, load, manifest_of, newest, tidy
+from placet.job.checkpoint import Checkpoints, Saver, load, manifest_of
+from placet.job.checkpoint_folder import newest, tidy
 from placet.job.checkpoint_format import TensorEntry, decode, encode, leaves
 
 TRIALS = Path(__file__).with_name("checkpoint_trials.py")
@@ -100,8 +101,9 @@ def test_checkpoint_is_of_the_moment_of_the_call(tmp_path):
 
 
 def test_checkpoint_keeps_the_newest(tmp_path):
-    saver = Saver(Checkpoints(tmp_path, every_steps=2, keep=2))
-    assert [s for s in range(1, 7) if saver.is_due(s)] == [2, 4, 6]
+    checkpoints = Checkpoints(tmp_path, every_steps=2, keep=2)
+    assert [s for s in range(1, 7) if checkpoints.is_due(s)] == [2, 4, 6]
+    saver = Saver(checkpoints)
     told = [saver.save(s, {"x": torch.tensor(s)}) for s in (2, 4, 6)]
     assert told[0] is None
     assert [saved.step for saved in told[1:]] == [2, 4]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from placet.job.checkpoint import manifest_of, newest
+from placet.job.checkpoint import manifest_of
+from placet.job.checkpoint_folder import newest
 from placet.job.events import StepDone
 from placet.job.job import Job
 from tests.job import small_jobs
