@@ -72,7 +72,7 @@ class DataParallel:
 
     level: ZeroLevel = 0
     whole_updates: bool = False
-    bucket_bytes: int = 8 << 20
+    bucket_bytes: int = 2 << 20
     batch_rows: int = 1
     accumulate: int = 1
     batch_norms: tuple[int, ...] = ()
