@@ -16,7 +16,6 @@ from pathlib import Path
 
 from placet.errors import RankFailed
 from placet.job import interrupt, session
-from placet.job.checkpoint import Checkpoints
 from placet.job.checkpoint_folder import newest
 from placet.job.checkpoint_format import MANIFEST_FILE
 from placet.job.console import Terminal
@@ -105,7 +104,7 @@ def run_recipe(request: Request) -> None:
 
 
 def make_job(recipe: Recipe, request: Request) -> Job:
-    """The recipe's job, with a place for checkpoints and, if asked, an older state.
+    """The recipe's job and, if asked, an older state in it.
 
     Raises:
         TypeError: The recipe returned something else than a Job.
@@ -116,9 +115,6 @@ def make_job(recipe: Recipe, request: Request) -> Job:
             f"recipe {recipe.name} returned {job!r}, of type {type(job).__name__}; a "
             "recipe returns a placet.Job, not yet trained"
         )
-    folder = run_dir()
-    if job.checkpoints is None and folder is not None:
-        job.checkpoints = Checkpoints(folder / "checkpoints")
     if request.checkpoint is not None:
         job.load(request.checkpoint)
     return job
