@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from placet.job.data import Data
 from placet.job.loader import part_loader
 from placet.job.split import moved
+from placet.placement.layout import along
 from placet.placement.placement import B, P
-from placet.program.data_parallel import along
 from placet.run.precision import Precision, autocast
 from placet.run.training import Training
 

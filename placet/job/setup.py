@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 
 from placet.errors import RanksDiffer
 from placet.job.large import Deferred, outline
+from placet.placement.layout import along
 from placet.placement.mesh import Mesh
 from placet.placement.placement import S
-from placet.program.data_parallel import DataParallel, ZeroLevel, along
+from placet.program.data_parallel import DataParallel, ZeroLevel
 from placet.run.loss_scale import LossScale
 from placet.run.optimizers import is_elementwise
 from placet.run.precision import Precision

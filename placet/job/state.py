@@ -20,9 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from placet.job.checkpoint import load
 from placet.job.loader import Position
 from placet.placement.dtensor import to_dtensor
-from placet.placement.layout import Shape
+from placet.placement.layout import Shape, along
 from placet.placement.placement import S
-from placet.program.data_parallel import along
 from placet.run.loss_scale import LossScale
 from placet.run.optimizers import follows, load_optimizer_state, optimizer_state
 from placet.run.training import Training

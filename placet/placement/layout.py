@@ -242,3 +242,10 @@ def to_global(index: Sequence[int], shape: Shape, layout: Layout, rank: int) -> 
 def replicated(mesh: Mesh) -> Layout:
     """The layout with the whole tensor on every rank."""
     return Layout(mesh, [Broadcast()] * len(mesh.axes))
+
+
+def along(mesh: Mesh, axis: str, placement: Placement) -> Layout:
+    """The layout with `placement` on one axis and B on the others."""
+    placements: list[Placement] = [Broadcast()] * len(mesh.axes)
+    placements[mesh.axis_index(axis)] = placement
+    return Layout(mesh, placements)

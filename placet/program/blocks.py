@@ -45,6 +45,11 @@ def find_blocks(model: nn.Module) -> tuple[Block, ...]:
     )
 
 
+def block_name(block: Block) -> str:
+    """A block's name in node names; the root is called "root"."""
+    return block.name or "root"
+
+
 def _block_modules(module: nn.Module, prefix: str) -> list[tuple[str, nn.Module]]:
     found: list[tuple[str, nn.Module]] = []
     repeats = isinstance(module, nn.ModuleList | nn.Sequential)

@@ -18,10 +18,10 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from placet.placement.layout import Layout, Shape, replicated
+from placet.placement.layout import Layout, Shape, along
 from placet.placement.mesh import Mesh
 from placet.placement.placement import B, P, Placement, S
-from placet.program.blocks import Block
+from placet.program.blocks import Block, block_name
 from placet.program.node import (
     Boxing,
     Compute,
@@ -403,17 +403,5 @@ class _Builder:
         return f"{NORM}.sum"
 
 
-def along(mesh: Mesh, axis: str, placement: Placement) -> Layout:
-    """The layout with `placement` on one axis and B on the others."""
-    placements = [*replicated(mesh).placements]
-    placements[mesh.axis_index(axis)] = placement
-    return Layout(mesh, placements)
-
-
 def _boxed(node: Node) -> tuple[str, ...]:
     return node.inputs if isinstance(node, Boxing) else ()
-
-
-def block_name(block: Block) -> str:
-    """A block's name in node names; the root is called "root"."""
-    return block.name or "root"

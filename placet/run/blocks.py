@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from placet.program.blocks import Block
-from placet.program.data_parallel import block_name
+from placet.program.blocks import Block, block_name
 from placet.run.events import NodeFired, ignore
 from placet.run.executor import Executor
 from placet.run.parameters import StoredBlock

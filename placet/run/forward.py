@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from placet.placement.layout import along
 from placet.placement.placement import B, P
-from placet.program.data_parallel import along
 from placet.run.global_batch import GlobalBatchMode, Rows
 from placet.run.keyed_random import reseed
 from placet.run.training import Training

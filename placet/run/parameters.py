@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from placet.placement.layout import Layout, part_box, relative
-from placet.program.blocks import Block
-from placet.program.data_parallel import block_name
+from placet.program.blocks import Block, block_name
 from placet.program.node import Boxing
 from placet.program.program import Program
 from placet.run.executor import Binding, Executor

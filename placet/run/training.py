@@ -22,15 +22,14 @@ from torch.optim import Optimizer
 
 from placet.boxing.ledger import Ledger
 from placet.errors import NonFiniteLoss
+from placet.placement.layout import along
 from placet.placement.mesh import Mesh
 from placet.placement.placement import Split
-from placet.program.blocks import Block, find_blocks
+from placet.program.blocks import Block, block_name, find_blocks
 from placet.program.data_parallel import (
     NORM,
     DataParallel,
     ParameterSpec,
-    along,
-    block_name,
     build_program,
 )
 from placet.program.program import Program
