@@ -265,7 +265,7 @@ class _Builder:
             self.statistics(f"{STATISTICS}.{index}.backward", 2 * features)
         source = f"{block_name(root)}.forward"
         order = [*reversed(self.blocks[:-1]), root]
-        buckets: list[list[str]] = []
+        made: list[str] = []
         for block in order:
             # The root, and the block whose turn comes at once, stay whole until then.
             kept = block is root or block is order[0]
@@ -284,9 +284,9 @@ class _Builder:
             if self.options.level == 3:
                 self.reduce_block(block)
             else:
-                buckets.append([n.removesuffix(".grad") for n in grads])
+                made += [n.removesuffix(".grad") for n in grads]
         if self.options.level < 3:
-            self.reduce_buckets([n for names in buckets for n in names])
+            self.reduce_buckets(made)
         if TOTALS not in {n for node in self.nodes for n in _boxed(node)}:
             self.reduce_totals()
 

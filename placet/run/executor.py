@@ -1,14 +1,15 @@
 """The executor: fires the nodes of a program on one rank.
 
-There is one executor for every program. A node fires when its inputs are there:
+There is one executor for every program. Boxings fire by themselves or by hand, the
+other nodes where the training reaches them:
 
     ready(tensor)   a compute node has made it, perhaps early; a boxing all of whose
                     inputs are ready is submitted at once, so it overlaps computation
     submit(node)    a boxing that is fired by hand (a gather before its block)
-    wait(node)      takes a boxing's result; its `put` stores it
-    run(node, fn)   a node that computes: waits for the boxings it reads, then calls fn
+    wait(node)      takes a boxing's result and gives it to its `sink`
+    run(node, fn)   calls fn and tells the observer; its inputs have been waited for
 
-What a name stands for is bound beforehand: `bind(boxing, source, sink)`. Boxings of
+What a name stands for is bound beforehand: `bind(boxing, Binding(...))`. Boxings of
 one queue are submitted in program order on every rank, because a wire that is not
 order-free matches moves by their order.
 """
@@ -76,12 +77,9 @@ class Executor:
         self._outside: dict[object, _State] = {}
         self._queues: dict[str, deque[_State]] = {}
         self._readers: dict[str, list[_State]] = {}
-        self._makers: dict[str, _State] = {}
         for state in self._boxings.values():
             for name in state.node.inputs:
                 self._readers.setdefault(name, []).append(state)
-            for name in state.node.outputs:
-                self._makers[name] = state
 
     def bind(self, boxing: str, binding: Binding) -> None:
         """Say what a boxing's tensors are."""
@@ -147,7 +145,7 @@ class Executor:
         The tensor's local shape must be its global one: src and dst are B or P.
         """
         state = self._adhoc(name, tensor, src, dst)
-        state.binding = Binding(lambda: (tensor,), _take)
+        state.binding = Binding(lambda: (tensor,), in_place)
         self._submit(state)
         flight, state.flight = state.flight, None
         assert flight is not None
@@ -311,8 +309,8 @@ def _written(
     return into
 
 
-def _take(_: Sequence[Tensor]) -> None:
-    """`box_now` returns its result."""
+def in_place(_: Sequence[Tensor]) -> None:
+    """The sink of a boxing whose outputs are where they belong when it ends."""
 
 
 def _bound(state: _State) -> Binding:

@@ -23,7 +23,7 @@ from placet.placement.layout import Layout, part_box, relative
 from placet.program.blocks import Block, block_name
 from placet.program.node import Boxing
 from placet.program.program import Program
-from placet.run.executor import Binding, Executor
+from placet.run.executor import Binding, Executor, in_place
 
 
 def cut_parts(
@@ -72,7 +72,7 @@ def bind_updated(
             boxing.name,
             Binding(
                 _values_of([targets[n] for n in names]),
-                _keep,
+                in_place,
                 into=_values_of([parameters[n] for n in names]),
             ),
         )
@@ -83,10 +83,6 @@ def bind_updated(
 
 def _values_of(parameters: Sequence[nn.Parameter]) -> Callable[[], list[Tensor]]:
     return lambda: [p.data for p in parameters]
-
-
-def _keep(_: Sequence[Tensor]) -> None:
-    """The outputs were written where they belong."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ so the mean is over the targets of the global batch, however unevenly ranks have
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,7 +35,7 @@ from placet.program.data_parallel import (
 from placet.program.program import Program
 from placet.run.blocks import BlockHooks, install
 from placet.run.events import Observer, ignore
-from placet.run.executor import Binding, Executor
+from placet.run.executor import Binding, Executor, in_place
 from placet.run.gradients import Gradients, Totals, collect_gradients
 from placet.run.loss_scale import LossScale
 from placet.run.optimizers import repoint
@@ -398,7 +398,7 @@ def _assemble(training: Training) -> None:
         dtype = training.program.tensors[NORM].dtype
         device = next(iter(training.parts.values())).device
         training.norm_sum = torch.zeros(1, dtype=dtype, device=device)
-        flat = Binding(list, _keep, lambda: training.norm_sum)
+        flat = Binding(list, in_place, lambda: training.norm_sum)
         executor.bind(f"{NORM}.box", flat)
     first = not hasattr(training, "hooks")
     if first:
@@ -406,10 +406,6 @@ def _assemble(training: Training) -> None:
         install(training.model, training.hooks)
     training.hooks.executor = executor
     training.hooks.updated = updated
-
-
-def _keep(_: Sequence[Tensor]) -> None:
-    """The boxing ran in place."""
 
 
 def _hook(training: Training, name: str) -> Callable[[nn.Parameter], None]:
