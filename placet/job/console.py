@@ -23,7 +23,7 @@ from placet.job.events import (
     Started,
     StepDone,
 )
-from placet.job.plan_table import placements_table, plan_title
+from placet.job.plan_table import placements_table, plan_notes, plan_title
 from placet.program.program import bytes_text
 
 LINE_SECONDS = 5.0
@@ -89,6 +89,8 @@ class Terminal:
         self._first_step, self._last_step = event.first_step, event.last_step
         self._say(plan_title(job))
         self.console.print(placements_table(job.program, job.rank))
+        for note in plan_notes(job):
+            self._say(note)
         if event.first_step > 1:
             self._say(f"going on from step {event.first_step - 1:,}")
         self.console.print()

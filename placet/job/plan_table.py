@@ -1,4 +1,4 @@
-"""A job's plan as a table: where its tensors live, and which bytes a step moves."""
+"""A job's plan for people: where its tensors live, and which bytes a step moves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from rich.table import Table
 
 from placet.program.node import Boxing
 from placet.program.program import Program, bytes_text, change
+from placet.run.optimizers import verdict
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,17 @@ def plan_title(job: Any) -> str:
     parameters = sum(p.numel() for p in job.model.parameters())
     ranks = f"{job.num_ranks} rank{'s' if job.num_ranks > 1 else ''}"
     return f"{job.name}: {ranks}, {job.mesh!r}, {parameters:,} parameters"
+
+
+def plan_notes(job: Any) -> list[str]:
+    """What the job does otherwise than its settings say, and why; mostly nothing."""
+    options = job.training.options
+    if not options.whole_updates:
+        return []
+    reason = verdict(job.optimizer).reason
+    return [
+        f"zero={options.level} splits nothing here, every tensor is whole: {reason}"
+    ]
 
 
 def placements_table(program: Program, rank: int) -> Table:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from torch import nn
 
@@ -18,7 +19,13 @@ from placet.job.events import (
     Started,
     StepDone,
 )
-from placet.job.plan_table import moved_rows, placements_table, plan_title, stem
+from placet.job.plan_table import (
+    moved_rows,
+    placements_table,
+    plan_notes,
+    plan_title,
+    stem,
+)
 from placet.placement.mesh import Mesh
 from placet.program.blocks import find_blocks
 from placet.program.data_parallel import DataParallel, ParameterSpec, build_program
@@ -44,6 +51,7 @@ def fake_job(
         rank=0,
         num_ranks=num_ranks,
         program=program,
+        training=SimpleNamespace(options=options),
         settings=SimpleNamespace(batch_rows=16),
     )
 
@@ -161,6 +169,17 @@ def test_plan_table_counts_every_firing_of_a_boxing():
     assert {b / a for a, b in zip(once, thrice, strict=True)} == {1, 3}
     program = fake_job(level=2, accumulate=3).program
     assert sum(thrice) == program.sent_bytes(0)
+
+
+def test_plan_says_why_an_optimizer_keeps_tensors_whole():
+    job = fake_job(level=2)
+    assert plan_notes(job) == []
+    job.training.options = DataParallel(level=2, whole_updates=True)
+    job.optimizer = torch.optim.Muon([nn.Parameter(torch.ones(2, 2))])
+    (note,) = plan_notes(job)
+    assert "zero=2 splits nothing" in note
+    assert "Muon: it orthogonalises whole matrices" in note
+    assert note in shown(job, 120, is_terminal=False)
 
 
 def test_plan_title_of_one_rank():
