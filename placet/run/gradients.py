@@ -105,10 +105,9 @@ class Gradients:
 
     def made(self, name: str, parameter: nn.Parameter) -> None:
         """Autograd has added to a parameter's gradient (its hook)."""
+        self.used.add(name)  # by rows without targets as well: they have zeros for it
         if name in self.kept:
             parameter.grad = self.kept.pop(name)
-        else:
-            self.used.add(name)
         if self.fires:
             self._arrive(name)
 
