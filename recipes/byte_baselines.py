@@ -33,8 +33,8 @@ def order2_bits_per_byte(train: np.ndarray, validation: np.ndarray) -> float:
     """Mean bits the order-2 model of `train` needs for validation[1:].
 
     Args:
-        train: Training bytes, uint8, at least 3.
-        validation: Validation bytes, uint8, at least 2. The first is context only.
+        train: training bytes, uint8, at least 3.
+        validation: validation bytes, uint8, at least 2. The first is context only.
     """
     codes = train.astype(np.int64)
     pairs = codes[:-1] * 256 + codes[1:]

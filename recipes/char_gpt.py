@@ -84,10 +84,10 @@ class GPT(nn.Module):
     """Predicts each next byte from those before it; input and output weights are tied.
 
     Args:
-        width: Of the residual stream; a multiple of 2 * num_heads.
-        depth: Blocks.
-        num_heads: Attention heads.
-        dropout: Share of activations dropped in training.
+        width: of the residual stream; a multiple of 2 * num_heads.
+        depth: blocks.
+        num_heads: attention heads.
+        dropout: share of activations dropped in training.
 
     Shapes: bytes (B, T) -> logits (B, T, 256).
     """
@@ -124,7 +124,7 @@ class GPT(nn.Module):
 
 
 def rotated(x: Tensor) -> Tensor:
-    """Rotates pairs of features by angles that grow with the position.
+    """Rotate pairs of features by angles that grow with the position.
 
     Source: RoFormer (arXiv:2104.09864), section 3.2.2; pairs are (i, i + half).
     """
@@ -208,9 +208,9 @@ class FinalResult:
     """A callback: at the end, the model's bits per byte beside two baselines.
 
     Args:
-        text: The split that the model was trained and validated on.
-        context: Bytes the model sees; also the length of a validation window.
-        sample_bytes: How much text to generate; 0 for none.
+        text: the split that the model was trained and validated on.
+        context: bytes the model sees; also the length of a validation window.
+        sample_bytes: how much text to generate; 0 for none.
     """
 
     def __init__(self, text: TextSplit, context: int, sample_bytes: int) -> None:
@@ -220,7 +220,7 @@ class FinalResult:
         self.bits_per_byte: float | None = None
 
     def __call__(self, job: Any, event: Event) -> None:
-        """Remembers evaluations; reports when the training is done."""
+        """Remember evaluations; report when the training is done."""
         if isinstance(event, Evaluated):
             self.bits_per_byte = event.metrics["bits_per_byte"]
         if not isinstance(event, Finished) or event.status != "done":
@@ -268,22 +268,22 @@ def char_gpt(
     """A byte-level GPT on the source of Python's standard library (3 minutes, 2 cores).
 
     Args:
-        width: Of the model.
-        depth: Blocks of the model.
-        num_heads: Attention heads.
-        context: Bytes that the model sees.
-        batch_size: Windows of a global batch.
-        steps: Training steps.
-        lr: The highest learning rate, after warming up.
-        weight_decay: Of matrices.
-        dropout: Share of activations dropped in training.
-        clip_norm: Largest global norm of the gradients.
-        evaluate_every: Steps between validations.
-        sample_bytes: Bytes of text to generate at the end.
+        width: of the model.
+        depth: blocks of the model.
+        num_heads: attention heads.
+        context: bytes that the model sees.
+        batch_size: windows of a global batch.
+        steps: training steps.
+        lr: the highest learning rate, after warming up.
+        weight_decay: of matrices.
+        dropout: share of activations dropped in training.
+        clip_norm: largest global norm of the gradients.
+        evaluate_every: steps between validations.
+        sample_bytes: bytes of text to generate at the end.
         zero: ZeRO level, 0 to 3.
-        accumulate: Micro-batches a step.
+        accumulate: micro-batches a step.
         precision: "fp32", "bf16" or "fp16".
-        seed: Keys initial values, data order and dropout.
+        seed: keys initial values, data order and dropout.
     """
     torch.manual_seed(seed)
     text = read_stdlib()

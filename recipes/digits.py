@@ -25,8 +25,8 @@ def digit_split(test_share: float, seed: int) -> tuple[TensorDataset, TensorData
     """The 1,797 digits in two parts: images (rows, 1, 8, 8) in 0..1, and classes.
 
     Args:
-        test_share: Share of the digits held out.
-        seed: Keys which ones.
+        test_share: share of the digits held out.
+        seed: keys which ones.
     """
     images, classes = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(images))
@@ -90,14 +90,14 @@ def digits(
     """A small CNN on scikit-learn's digits: at least 97% of the test set in seconds.
 
     Args:
-        width: Channels of the first convolution.
-        batch_size: Rows of a global batch.
-        epochs: Times through the training part.
-        lr: The highest learning rate.
-        test_share: Share of the digits that only test.
-        local_batch_norm: Normalise by each rank's own rows, as DDP does.
+        width: channels of the first convolution.
+        batch_size: rows of a global batch.
+        epochs: times through the training part.
+        lr: the highest learning rate.
+        test_share: share of the digits that only test.
+        local_batch_norm: normalise by each rank's own rows, as DDP does.
         zero: ZeRO level, 0 to 3.
-        seed: Keys initial values, the split and the order.
+        seed: keys initial values, the split and the order.
     """
     torch.manual_seed(seed)
     train, test = digit_split(test_share, seed)

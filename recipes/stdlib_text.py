@@ -29,11 +29,11 @@ SKIPPED = frozenset(
 class TextSplit:
     """A text in two parts that share no file.
 
-    Attributes:
-        train: Training bytes, uint8.
-        validation: Validation bytes, uint8.
-        train_files: Names of the files in `train`, in order.
-        validation_files: Names of the files in `validation`, in order.
+    Args:
+        train: training bytes, uint8.
+        validation: validation bytes, uint8.
+        train_files: names of the files in `train`, in order.
+        validation_files: names of the files in `validation`, in order.
     """
 
     train: np.ndarray
@@ -78,16 +78,16 @@ def read_stdlib(
     max_file_bytes: int = 256_000,
     max_train_bytes: int = 32_000_000,
 ) -> TextSplit:
-    """Reads the standard library's source (about 9 MB, under a second).
+    """Read the standard library's source (about 9 MB, under a second).
 
     Args:
-        root: Folder to read instead; default: this Python's standard library.
-        validation_share: Share of the files held out, between 0 and 1.
-        max_file_bytes: Longer files are skipped; they are tables.
-        max_train_bytes: Training text stops before the file that would exceed it.
+        root: folder to read instead; default: this Python's standard library.
+        validation_share: share of the files held out, between 0 and 1.
+        max_file_bytes: longer files are skipped; they are tables.
+        max_train_bytes: training text stops before the file that would exceed it.
 
     Raises:
-        ValueError: The folder has no Python source for one of the parts.
+        ValueError: the folder has no Python source for one of the parts.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     parts: dict[bool, list[tuple[str, bytes]]] = {False: [], True: []}
@@ -122,8 +122,8 @@ class Windows(Dataset[torch.Tensor]):
     left out.
 
     Args:
-        text: Bytes, uint8.
-        context: Bytes a window predicts; an item has context + 1, as int64.
+        text: bytes, uint8.
+        context: bytes a window predicts; an item has context + 1, as int64.
     """
 
     def __init__(self, text: np.ndarray, context: int) -> None:

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def bad_input(error: Exception) -> typer.Exit:
-    """Says what was wrong with a command; raise what it returns."""
+    """Say what was wrong with a command; raise what it returns."""
     _print_error(str(error))
     return typer.Exit(BAD_INPUT)
 

@@ -36,7 +36,7 @@ class Terminal:
 
     Args:
         is_shown: False shows nothing (ranks other than 0).
-        console: Where to write; a console on stdout when None.
+        console: where to write; a console on stdout when None.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Terminal:
         self._close_bar()
 
     def __call__(self, job: Any, event: Event) -> None:
-        """Shows one event."""
+        """Show one event."""
         if not self.is_shown:
             return
         match event:

@@ -19,10 +19,10 @@ from placet.job.process import cores
 class Finding:
     """One line of the examination.
 
-    Attributes:
-        subject: What was looked at.
-        text: What was found.
-        is_lacking: Something placet could use is not there.
+    Args:
+        subject: what was looked at.
+        text: what was found.
+        is_lacking: something placet could use is not there.
     """
 
     subject: str
@@ -31,7 +31,7 @@ class Finding:
 
 
 def examine() -> int:
-    """Prints the findings; 0 if one machine can train, 1 if not."""
+    """Print the findings; 0 if one machine can train, 1 if not."""
     found = list(findings())
     table = Table(box=None, show_header=False, pad_edge=False)
     for finding in found:

@@ -31,11 +31,11 @@ def run_agent(
     place: Place,
     endpoint: str,
 ) -> list[Any]:
-    """Runs the workers to their end; what they returned, by rank.
+    """Run the workers to their end; what they returned, by rank.
 
     Raises:
-        RankFailed: The first rank that failed, with its traceback.
-        SystemExit: This process was asked to end (SIGTERM, SIGHUP, SIGQUIT).
+        RankFailed: the first rank that failed, with its traceback.
+        SystemExit: this process was asked to end (SIGTERM, SIGHUP, SIGQUIT).
     """
     config = LaunchConfig(
         min_nodes=1,
@@ -101,10 +101,10 @@ def describe(
     """What to tell the user, the first cause first.
 
     Args:
-        failures: The accounts of ranks that raised, the earliest first.
-        exits: Exit codes the launcher saw first, by rank; below 0 it is a signal's.
-        num_ranks: Ranks of the job.
-        logs: Folder of the other ranks' output.
+        failures: the accounts of ranks that raised, the earliest first.
+        exits: exit codes the launcher saw first, by rank; below 0 it is a signal's.
+        num_ranks: ranks of the job.
+        logs: folder of the other ranks' output.
     """
     accounts = {failure.rank for failure in failures}
     killed = [rank for rank, code in exits.items() if rank not in accounts]

@@ -21,7 +21,7 @@ def threads_per_worker(num_ranks: int) -> int:
 
 
 def start_forkserver(num_ranks: int) -> None:
-    """Starts the fork server, if it does not run yet; returns before it is ready."""
+    """Start the fork server, if it does not run yet; returns before it is ready."""
     threads = str(threads_per_worker(num_ranks))
     quiet = os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")
     multiprocessing.set_forkserver_preload(_PRELOAD)

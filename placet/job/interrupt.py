@@ -33,7 +33,7 @@ def install(*, announce: bool = True) -> None:
     """From now on, Ctrl-C only sets a flag; called in the main thread of a worker.
 
     Args:
-        announce: Say so on stderr; False where a launcher says it for all its workers.
+        announce: say so on stderr; False where a launcher says it for all its workers.
     """
     global _announces
     _announces = announce
@@ -45,7 +45,7 @@ def is_same_press(times: list[float]) -> bool:
     """Whether the last of these signals only repeats the one before it; drops it then.
 
     Args:
-        times: When the signals came, in seconds.
+        times: when the signals came, in seconds.
     """
     is_same = len(times) > 1 and times[-1] - times[-2] < SAME_PRESS_SECONDS
     if is_same:

@@ -16,11 +16,11 @@ def run_command(
     group_rate: str | None,
     timeout_seconds: float,
 ) -> int:
-    """Runs the command on every rank; the exit code for the shell.
+    """Run the command on every rank; the exit code for the shell.
 
     Raises:
-        ValueError: The numbers, rates and groups do not make a lab.
-        LabError: There can be no lab here, or the command ran too long.
+        ValueError: the numbers, rates and groups do not make a lab.
+        LabError: there can be no lab here, or the command ran too long.
     """
     wanted = Lab(
         hosts=hosts,

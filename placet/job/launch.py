@@ -45,23 +45,23 @@ def launch(
     logs: Path | None = None,
     port: int = 0,
 ) -> list[Any]:
-    """Runs `target(*args)` on `num_ranks` local workers and waits for them.
+    """Run `target(*args)` on `num_ranks` local workers and wait for them.
 
     Args:
-        target: A module-level function; it and `args` are pickled.
-        num_ranks: Workers, at least 1; each gets cores // num_ranks threads.
-        args: The target's arguments, the same on every rank.
-        environment: Variables to set in the workers, besides torchrun's.
-        logs: Existing folder that receives the output of ranks other than 0
+        target: a module-level function; it and `args` are pickled.
+        num_ranks: workers, at least 1; each gets cores // num_ranks threads.
+        args: the target's arguments, the same on every rank.
+        environment: variables to set in the workers, besides torchrun's.
+        logs: existing folder that receives the output of ranks other than 0
             (rank<r>.log); None leaves all ranks' output on the screen.
-        port: Port of the rendezvous; 0 takes a free one.
+        port: port of the rendezvous; 0 takes a free one.
 
     Returns:
         What each rank's target returned, by rank.
 
     Raises:
         ValueError: num_ranks is below 1, or the port is in use.
-        RankFailed: A rank raised or was killed; its traceback is the message.
+        RankFailed: a rank raised or was killed; its traceback is the message.
         KeyboardInterrupt: Ctrl-C twice; all workers have been killed.
     """
     if num_ranks < 1:

@@ -15,12 +15,12 @@ from placet.run.optimizers import verdict
 class Row:
     """One line: tensors that are alike.
 
-    Attributes:
-        what: Their name, or the first and last of their names.
-        tensors: How many.
-        placement: Where they live, or how that changes.
-        num_bytes: Bytes of the global tensors.
-        sent_bytes, received_bytes: By one rank in a step; None where nothing moves.
+    Args:
+        what: their name, or the first and last of their names.
+        tensors: how many.
+        placement: where they live, or how that changes.
+        num_bytes: bytes of the global tensors.
+        sent_bytes, received_bytes: by one rank in a step; None where nothing moves.
     """
 
     what: str

@@ -29,10 +29,10 @@ FALSE = ("false", "no", "off", "0")
 class Parameter:
     """One setting of a recipe.
 
-    Attributes:
-        name: As written in `--set name=value`.
-        annotation: Its type; `str` when the function states none.
-        default: Its value when not set; `inspect.Parameter.empty` if it must be set.
+    Args:
+        name: as written in `--set name=value`.
+        annotation: its type; `str` when the function states none.
+        default: its value when not set; `inspect.Parameter.empty` if it must be set.
     """
 
     name: str
@@ -83,7 +83,7 @@ def find_recipe(target: str) -> Recipe:
     >>> find_recipe("mine/jobs.py:small_gpt")
 
     Raises:
-        ValueError: There is no such recipe, file or function; the message lists those
+        ValueError: there is no such recipe, file or function; the message lists those
             that are there, the nearest first.
     """
     if ".py" in target or "/" in target:
@@ -108,11 +108,11 @@ def read_settings(recipe: Recipe, assignments: Sequence[str]) -> dict[str, Any]:
     """The typed keyword arguments that `--set name=value ...` stands for.
 
     Args:
-        recipe: Whose parameters are set.
-        assignments: Each "name=value"; a later one wins over an earlier one.
+        recipe: whose parameters are set.
+        assignments: each "name=value"; a later one wins over an earlier one.
 
     Raises:
-        ValueError: Not of that form, no such parameter, a value its type does not
+        ValueError: not of that form, no such parameter, a value its type does not
             read, or a parameter without a default that is not set.
     """
     by_name = {parameter.name: parameter for parameter in recipe.parameters}
@@ -154,7 +154,7 @@ def read_value(text: str, annotation: Any) -> Any:
     (`none`), and list[X] or tuple[X, ...] (separated by commas).
 
     Raises:
-        ValueError: The text does not spell such a value, or the type is none of these.
+        ValueError: the text does not spell such a value, or the type is none of these.
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _READERS:
@@ -283,7 +283,7 @@ def _recipe_in_file(target: str) -> Recipe:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Imports a file under its own name, as `python file.py` would see its folder."""
+    """Import a file under its own name, as `python file.py` would see its folder."""
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)

@@ -35,10 +35,10 @@ BAD_INPUT = 2
 class Request:
     """What each worker needs to make the job: small and picklable.
 
-    Attributes:
-        target: A recipe's name or file, as `find_recipe` reads it.
-        assignments: The `--set` texts.
-        checkpoint: What to go on from, or None.
+    Args:
+        target: a recipe's name or file, as `find_recipe` reads it.
+        assignments: the `--set` texts.
+        checkpoint: what to go on from, or None.
     """
 
     target: str
@@ -53,14 +53,14 @@ def train(
     resume: str | None,
     folder: Path | None,
 ) -> int:
-    """Trains, prints and reports; the exit code for the shell.
+    """Train, print and report; the exit code for the shell.
 
     Args:
-        target: A recipe's name or file.
-        num_ranks: Local workers; None: 1, or as many as torchrun started.
-        assignments: The `--set` texts.
-        resume: A run's folder, or "latest".
-        folder: The new run's folder; None: one in ./runs, named after recipe and time.
+        target: a recipe's name or file.
+        num_ranks: local workers; None: 1, or as many as torchrun started.
+        assignments: the `--set` texts.
+        resume: a run's folder, or "latest".
+        folder: the new run's folder; None: one in ./runs, named after recipe and time.
     """
     try:
         place = worker()
@@ -94,7 +94,7 @@ def train(
 
 
 def run_recipe(request: Request) -> None:
-    """Makes the recipe's job on this rank and trains it to its end."""
+    """Make the recipe's job on this rank and train it to its end."""
     recipe = find_recipe(request.target)
     job = make_job(recipe, request)
     with Terminal(is_shown=job.rank == 0) as terminal:
@@ -107,7 +107,7 @@ def make_job(recipe: Recipe, request: Request) -> Job:
     """The recipe's job and, if asked, an older state in it.
 
     Raises:
-        TypeError: The recipe returned something else than a Job.
+        TypeError: the recipe returned something else than a Job.
     """
     job = recipe.function(**read_settings(recipe, request.assignments))
     if not isinstance(job, Job):
@@ -121,7 +121,7 @@ def make_job(recipe: Recipe, request: Request) -> Job:
 
 
 def _train_here(request: Request, recipe: Recipe, folder: Path | None) -> int:
-    """Trains in this process: alone, or as one of torchrun's workers."""
+    """Train in this process: alone, or as one of torchrun's workers."""
     place = worker()
     reports = place is None or place.rank == 0
     interrupt.install(announce=reports)
@@ -160,7 +160,7 @@ def _make_folder(
     """The new run's folder; None where torchrun's workers are to agree on one.
 
     Raises:
-        ValueError: It holds a run already, or cannot be written.
+        ValueError: it holds a run already, or cannot be written.
     """
     folder = given or run_dir()
     if folder is None and place is not None:

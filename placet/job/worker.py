@@ -31,11 +31,11 @@ _OWN_FRAMES = ("worker.py", "train.py")
 class Place:
     """What the launcher tells each of its workers.
 
-    Attributes:
-        failures: Folder where a rank leaves its process id and, failing, its account.
-        logs: Folder for the output of ranks other than 0; None keeps all on screen.
-        threads: Torch's threads in each worker.
-        environment: Variables to set before the target runs.
+    Args:
+        failures: folder where a rank leaves its process id and, failing, its account.
+        logs: folder for the output of ranks other than 0; None keeps all on screen.
+        threads: torch's threads in each worker.
+        environment: variables to set before the target runs.
     """
 
     failures: str
@@ -55,7 +55,7 @@ class Failure:
 
 
 def run_rank(target: Callable[..., Any], args: tuple[Any, ...], place: Place) -> Any:
-    """Runs `target(*args)` as one rank; a failure is written down and ends the process.
+    """Run `target(*args)` as one rank; a failure is written down and ends the process.
 
     Elastic's launcher has set RANK, WORLD_SIZE and so on already.
     """
@@ -81,7 +81,7 @@ def run_rank(target: Callable[..., Any], args: tuple[Any, ...], place: Place) ->
 
 
 def write_failure(folder: str, rank: int, error: Exception) -> None:
-    """Writes a rank's account of `error`, complete or not at all."""
+    """Write a rank's account of `error`, complete or not at all."""
     failure = Failure(
         rank=rank,
         time_unix=time.time(),
