@@ -1,6 +1,8 @@
 """Means over a validation set whose rows are split over the ranks."""
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -26,7 +28,7 @@ def evaluate(
     metrics: Metrics | None,
     precision: Precision,
 ) -> dict[str, float]:
-    """Weighted means over the whole set, equal on every rank.
+    """Weighted means over the whole set, equal on every rank; NaN over no targets.
 
     Args:
         data: gone through once, in order.
@@ -40,7 +42,7 @@ def evaluate(
         raise ValueError("nothing to evaluate: give the job a loss or metrics")
     sums: dict[str, list[float]] = {}
     wire, model = training.wire, training.model
-    ordered = Data(data.dataset, data.batch_size, False, data.num_workers, data.collate)
+    ordered = replace(data, shuffle=False, drop_last=False)
     was_training = model.training
     model.eval()
     try:
@@ -75,6 +77,6 @@ def _over_ranks(training: Training, sums: dict[str, list[float]]) -> dict[str, f
     src, dst = along(training.mesh, axis, P()), along(training.mesh, axis, B)
     totals = training.executor.box_now("metrics", local, src, dst).view(-1, 2).tolist()
     return {
-        name: total / max(count, 1.0)
+        name: total / count if count else math.nan
         for name, (total, count) in zip(sums, totals, strict=True)
     }
