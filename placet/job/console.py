@@ -6,7 +6,6 @@ one every few seconds.
 
 import time
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
@@ -24,6 +23,7 @@ from placet.job.events import (
     StepDone,
 )
 from placet.job.plan_table import placements_table, plan_notes, plan_title
+from placet.job.view import JobView
 from placet.program.program import bytes_text
 
 LINE_SECONDS = 5.0
@@ -64,7 +64,7 @@ class Terminal:
     ) -> None:
         self._close_bar()
 
-    def __call__(self, job: Any, event: Event) -> None:
+    def __call__(self, job: JobView, event: Event) -> None:
         """Show one event."""
         if not self.is_shown:
             return
@@ -85,7 +85,7 @@ class Terminal:
                 self._close_bar()
                 self._say(finished_text(event))
 
-    def _start(self, job: Any, event: Started) -> None:
+    def _start(self, job: JobView, event: Started) -> None:
         self._first_step, self._last_step = event.first_step, event.last_step
         self._say(plan_title(job))
         self.console.print(placements_table(job.program, job.rank))
@@ -110,7 +110,7 @@ class Terminal:
             )
             self._bar.refresh()
 
-    def _step(self, job: Any, event: StepDone) -> None:
+    def _step(self, job: JobView, event: StepDone) -> None:
         is_first = event.step <= self._first_step + 1  # the very first also warms up
         keep = 0.0 if is_first else SMOOTHING
         self._loss = keep * self._loss + (1 - keep) * event.loss
@@ -130,7 +130,7 @@ class Terminal:
             text = self._now_text(job, event)
             self._say(f"step {event.step:,}/{self._last_step:,}  {text}")
 
-    def _now_text(self, job: Any, event: StepDone) -> str:
+    def _now_text(self, job: JobView, event: StepDone) -> str:
         per_second = event.num_targets / max(self._seconds, 1e-9)
         unit = "rows" if event.num_targets <= job.settings.batch_rows else "tokens"
         left = (self._last_step - event.step) * self._seconds

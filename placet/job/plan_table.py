@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.table import Table
 
+from placet.job.view import JobView
 from placet.program.node import Boxing
 from placet.program.program import Program, bytes_text, change
 from placet.run.optimizers import verdict
@@ -31,14 +31,15 @@ class Row:
     received_bytes: int | None = None
 
 
-def plan_title(job: Any) -> str:
+def plan_title(job: JobView) -> str:
     """Name, ranks, mesh and size of a job in one line."""
-    parameters = sum(p.numel() for p in job.model.parameters())
     ranks = f"{job.num_ranks} rank{'s' if job.num_ranks > 1 else ''}"
-    return f"{job.name}: {ranks}, {job.mesh!r}, {parameters:,} parameters"
+    return (
+        f"{job.name}: {ranks}, {job.mesh!r}, {job.program.num_parameters:,} parameters"
+    )
 
 
-def plan_notes(job: Any) -> list[str]:
+def plan_notes(job: JobView) -> list[str]:
     """What the job does otherwise than its settings say, and why; mostly nothing."""
     options = job.training.options
     if not options.whole_updates:

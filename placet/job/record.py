@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -25,11 +25,9 @@ from placet.job.events import (
     Started,
     StepDone,
 )
+from placet.job.view import JobView
 from placet.program.program import Program
 from placet.run.events import NodeFired
-
-if TYPE_CHECKING:
-    from placet.job.job import Job
 
 TIMELINE_STEPS = 4
 """Nodes of this many steps are written, after a first one that is never typical."""
@@ -50,7 +48,7 @@ class Recorder:
         self.began = time.monotonic()
         self.first_step = 0
 
-    def __call__(self, job: "Job", event: Event) -> None:
+    def __call__(self, job: JobView, event: Event) -> None:
         """Write an event of the job."""
         if isinstance(event, Started):
             self.began = time.monotonic()
@@ -120,7 +118,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _start(job: "Job", event: Started) -> dict[str, Any]:
+def _start(job: JobView, event: Started) -> dict[str, Any]:
     return {
         "time_unix": time.time(),
         "name": job.name,
@@ -134,15 +132,13 @@ def _start(job: "Job", event: Started) -> dict[str, Any]:
         "environment": environment(),
         "model": {
             "name": type(job.model).__name__,
-            "parameters": sum(
-                math.prod(job.program.tensors[n].shape) for n in job.training.parts
-            ),
+            "parameters": job.program.num_parameters,
         },
         "boxings": [boxing_row(job.program, name, job.rank) for name in _names(job)],
     }
 
 
-def _names(job: "Job") -> list[str]:
+def _names(job: JobView) -> list[str]:
     return [b.name for b in job.program.boxings()]
 
 

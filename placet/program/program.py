@@ -4,6 +4,7 @@ The one description of work: the planner refines its compute nodes, the exchange
 rewrites its boxings, the executor fires its nodes, recovery observes them.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,6 +34,11 @@ class Program:
 
     def __str__(self) -> str:
         return describe(self)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of the tensors in `state`, whole, wherever their parts are."""
+        return sum(math.prod(self.tensors[name].shape) for name in self.state)
 
     def boxings(self) -> tuple[Boxing, ...]:
         """The boxing nodes, in order."""

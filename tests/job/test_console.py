@@ -182,6 +182,12 @@ def test_plan_says_why_an_optimizer_keeps_tensors_whole():
     assert note in shown(job, 120, is_terminal=False)
 
 
+def test_plan_title_counts_whole_parameters():
+    job = fake_job(level=3)
+    job.model = nn.Linear(1, 1)  # at level 3 the module itself holds parts only
+    assert "136,714 parameters" in plan_title(job)
+
+
 def test_plan_title_of_one_rank():
     assert plan_title(fake_job(num_ranks=1)).startswith("toy: 1 rank, ")
 
