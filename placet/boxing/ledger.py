@@ -2,7 +2,9 @@
 
 boxings   moves that boxings lowered to; predicted == recorded, exactly
 control   framing, store traffic, probes: bounded and printed
-foreign   others' code: checkpoints, c10d calls that are not ours
+foreign   others' code: checkpoints' messages, c10d calls that are not ours
+
+Files stand beside them: they cross a network card only where their folder is remote.
 """
 
 from collections import Counter
@@ -53,6 +55,7 @@ class Ledger:
     received_bytes: int = 0
     control_bytes: Counter[str] = field(default_factory=Counter)
     foreign_bytes: Counter[str] = field(default_factory=Counter)
+    file_bytes: int = 0
 
     def record(self, entry: Entry) -> None:
         """Write one boxing down."""
@@ -69,9 +72,10 @@ class Ledger:
         return sent, sum(e.received_bytes for e in ended)
 
     def accounts(self) -> dict[str, int]:
-        """Bytes sent and received in all, by account."""
+        """Bytes sent and received in all, by account; and those written to files."""
         return {
             "boxings": self.sent_bytes + self.received_bytes,
             "control": self.control_bytes.total(),
             "foreign": self.foreign_bytes.total(),
+            "files": self.file_bytes,
         }

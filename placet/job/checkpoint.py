@@ -47,11 +47,15 @@ from placet.job.checkpoint_format import (
     write_manifest,
 )
 from placet.torch_private.checkpoint import (
+    METADATA_FILE,
     load_tensors,
     save_tensors,
     staged,
     tensor_shapes,
 )
+
+_MESSAGE_BYTES = 4096
+"""Lengths, headers and the group's own set-up, with one peer in one save, at most."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +91,16 @@ class Checkpoints:
 class Saved:
     """A complete checkpoint: its bytes over all ranks, and the seconds it took.
 
-    `seconds` runs from the call of `save` to the rename; `blocked_seconds` is the part
-    of it in which the training stood still.
+    `message_bytes` is a bound on what this rank sent and received to agree on it: plans
+    and results go to rank 0, plans and the metadata come back, and none of these is
+    longer than the metadata. `seconds` runs from the call of `save` to the rename;
+    `blocked_seconds` is the part of it in which the training stood still.
     """
 
     step: int
     path: Path
     num_bytes: int
+    message_bytes: int
     seconds: float
     blocked_seconds: float
 
@@ -202,20 +209,27 @@ class Saver:
         partial = folder.with_name(folder.name + ".partial")
         try:
             save_tensors(save.tensors, partial, self._group)
-            num_bytes, failure = 0, None
+            num_bytes, num_metadata_bytes, failure = 0, 0, None
             if self._rank == 0:
                 try:
+                    num_metadata_bytes = (partial / METADATA_FILE).stat().st_size
                     num_bytes = _publish(save, partial, folder, self._num_ranks)
                     drop_old(self._folder, self._checkpoints.keep, save.step)
                 except Exception as error:  # told to all ranks, which wait for it
                     failure = f"{type(error).__name__}: {error}"
-            num_bytes, failure = _from_rank_0(self._group, (num_bytes, failure))
+            num_bytes, num_metadata_bytes, failure = _from_rank_0(
+                self._group, (num_bytes, num_metadata_bytes, failure)
+            )
         except (OSError, RuntimeError, ValueError) as error:
             raise CheckpointError(_failed(save.step, partial, str(error))) from error
         if failure is not None:
             raise CheckpointError(_failed(save.step, partial, f"rank 0: {failure}"))
         seconds = time.monotonic() - save.start_seconds
-        return Saved(save.step, folder, num_bytes, seconds, save.blocked_seconds)
+        peers = min(1, self._num_ranks - 1) if self._rank else self._num_ranks - 1
+        message_bytes = peers * (4 * num_metadata_bytes + _MESSAGE_BYTES)
+        return Saved(
+            save.step, folder, num_bytes, message_bytes, seconds, save.blocked_seconds
+        )
 
 
 @dataclass(frozen=True)
@@ -242,8 +256,8 @@ def _gloo_group() -> ProcessGroup:
 
 
 def _from_rank_0(
-    group: ProcessGroup | None, value: tuple[int, str | None]
-) -> tuple[int, str | None]:
+    group: ProcessGroup | None, value: tuple[int, int, str | None]
+) -> tuple[int, int, str | None]:
     if group is None:
         return value
     box = [value]

@@ -206,7 +206,7 @@ class Job:
             self.training.settle()
             seconds = time.monotonic() - began
             control = self.wire.control_bytes()
-            self.training.ledger.control_bytes["exchange"] = control
+            self.training.ledger.control_bytes["wire"] = control
             accounts = self.training.ledger.accounts()
             self.emit(Finished(self.status, self.step_count, seconds, accounts))
 
@@ -412,9 +412,10 @@ class Job:
                 self._saved(saved)
 
     def _saved(self, saved: SavedState) -> None:
-        """A checkpoint is complete; its bytes are foreign, shared by all ranks."""
-        account = self.training.ledger.foreign_bytes
-        account["checkpoints"] += saved.num_bytes // self.num_ranks
+        """A checkpoint is complete: account for its messages, and its files' share."""
+        ledger = self.training.ledger
+        ledger.foreign_bytes["checkpoints"] += saved.message_bytes
+        ledger.file_bytes += saved.num_bytes // self.num_ranks
         self.emit(Saved(saved.step, str(saved.path), saved.seconds))
 
     def _check_fit(self, steps: int | None) -> int:

@@ -28,6 +28,7 @@ from placet.job.lab_network import (
     Network,
     build,
     card_bytes,
+    card_packets,
     kill_processes,
     remove,
     uplink_bytes,
@@ -114,6 +115,8 @@ class LabResult:
         first_failed: the first rank that failed, or None; the others were stopped then.
         seconds: from the first start to the last end.
         card_bytes: per host, bytes (sent, received) by its network card.
+        card_packets: per host, packets (sent, received) that these bytes came in, each
+            with a header of its own.
         uplink_bytes: per group, bytes (sent, received) over its uplink.
         output: per rank, what it printed.
     """
@@ -122,6 +125,7 @@ class LabResult:
     first_failed: int | None
     seconds: float
     card_bytes: tuple[tuple[int, int], ...]
+    card_packets: tuple[tuple[int, int], ...]
     uplink_bytes: tuple[tuple[int, int], ...]
     output: tuple[str, ...]
 
@@ -153,6 +157,7 @@ class BuiltLab:
             for rank in range(self.lab.num_ranks)
         ]
         before, above = card_bytes(self.network), uplink_bytes(self.network)
+        packets = card_packets(self.network)
         began = time.monotonic()
         try:
             ended = run(starts, timeout_seconds, on_line or print_line)
@@ -163,6 +168,7 @@ class BuiltLab:
             first_failed=ended.first_failed,
             seconds=time.monotonic() - began,
             card_bytes=_since(before, card_bytes(self.network)),
+            card_packets=_since(packets, card_packets(self.network)),
             uplink_bytes=_since(above, uplink_bytes(self.network)),
             output=ended.output,
         )

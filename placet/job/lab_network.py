@@ -23,6 +23,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from placet.errors import LabError
 
@@ -131,6 +132,14 @@ def card_bytes(network: Network) -> tuple[tuple[int, int], ...]:
     return tuple(_counters(namespace, "eth0") for namespace in network.hosts)
 
 
+def card_packets(network: Network) -> tuple[tuple[int, int], ...]:
+    """Packets (sent, received) by each host's network card so far.
+
+    The kernel hands a card up to 64 KiB at once, behind one header; it counts as one.
+    """
+    return tuple(_counters(name, "eth0", "packets") for name in network.hosts)
+
+
 def uplink_bytes(network: Network) -> tuple[tuple[int, int], ...]:
     """Bytes (sent to, received from) the core by each group so far."""
     seen = [_counters(network.switch, name) for name in network.uplinks]
@@ -215,10 +224,12 @@ def _namespaces() -> list[str]:
     return [line.split()[0] for line in _run("ip", "netns", "list").splitlines()]
 
 
-def _counters(namespace: str, interface: str) -> tuple[int, int]:
+def _counters(
+    namespace: str, interface: str, unit: Literal["bytes", "packets"] = "bytes"
+) -> tuple[int, int]:
     shown = _run("ip", "-n", namespace, "-s", "-j", "link", "show", interface)
     stats = json.loads(shown)[0]["stats64"]
-    return int(stats["tx"]["bytes"]), int(stats["rx"]["bytes"])
+    return int(stats["tx"][unit]), int(stats["rx"][unit])
 
 
 def _remove(namespaces: Sequence[str]) -> None:

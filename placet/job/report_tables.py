@@ -61,7 +61,8 @@ class Account:
 ACCOUNTS = {
     "boxings": "moves of boxings: predicted exactly, recorded exactly",
     "control": "framing, the store, probes",
-    "foreign": "others' code: checkpoints, other collectives",
+    "foreign": "others' code: checkpoints' messages, other collectives",
+    "files": "written to checkpoints; moved only where their folder is remote",
 }
 
 

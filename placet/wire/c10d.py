@@ -34,11 +34,13 @@ from placet.torch_private.c10d import (
     set_bytes,
 )
 from placet.wire.c10d_failures import diagnose, mismatch_of_others, report_mismatch
-from placet.wire.c10d_moves import Call, Started, start
+from placet.wire.c10d_moves import Call, Started, most_header_bytes, start
 from placet.wire.check import check_submission
 from placet.wire.interface import Capabilities, Future, Traffic, Wire
 
 _POLL_SECONDS = 0.002
+_START_BYTES = 8192
+"""c10d's own store traffic with one peer, at most; rank 0 keeps the store for all."""
 
 
 class C10dWire(Wire):
@@ -81,7 +83,8 @@ class C10dWire(Wire):
         self._num_submitted: Counter[tuple[int, ...]] = Counter()
         self._num_exchanged: Counter[str] = Counter()
         self._broken: dict[tuple[int, ...], WireError] = {}
-        self._control_bytes = 0
+        peers = self.num_ranks - 1 if self.rank == 0 else min(1, self.num_ranks - 1)
+        self._control_bytes = peers * _START_BYTES
         self._owns_process_group = owns_process_group
 
     def prepare(self, groups: Iterable[tuple[int, ...]]) -> None:
@@ -112,6 +115,8 @@ class C10dWire(Wire):
             started = start(call)
         except RuntimeError as error:
             raise self.failure(call, str(error), submitted) from error
+        if not payload.is_cuda:
+            self._control_bytes += most_header_bytes(move)
         future = _C10dFuture(self, call, started, submitted)
         self._in_flight[id(future)] = future
         return future

@@ -14,6 +14,7 @@ repeated. An empty collective is not called at all (gloo divides by its size,
 pytorch#85234).
 """
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ from placet.boxing.moves import (
 from placet.wire.check import result_size
 from placet.wire.interface import Traffic
 from placet.wire.twin_moves import REDUCE
+
+HEADER_BYTES = 48
+"""gloo's header. A message costs three at most: its data's, and a notice each way."""
+
+_SEGMENT_BYTES = 2**20
 
 _OPS: dict[MoveReduction, dist.ReduceOp.RedOpType] = {
     "sum": dist.ReduceOp.SUM,
@@ -107,6 +113,24 @@ def start(call: Call) -> Started:
             return _all_to_all(call, move)
         case BroadcastFrom():
             return _broadcast(call, move)
+
+
+def most_header_bytes(move: Move) -> int:
+    """At most so many bytes of gloo's headers are sent and received by one rank.
+
+    A ring takes size - 1 rounds, twice for an all-reduce, each of at least two segments
+    of at most 1 MiB; pairs take one message a peer.
+    """
+    rounds = len(move.group) - 1
+    match move:
+        case AllReduce():
+            part_bytes = move.num_elements * move.dtype.itemsize / len(move.group)
+            num_sent = 2 * rounds * max(2, math.ceil(part_bytes / _SEGMENT_BYTES) + 1)
+        case AllGather():
+            num_sent = 2 * rounds
+        case ReduceScatter() | AllToAll() | BroadcastFrom():
+            num_sent = rounds
+    return 2 * num_sent * 3 * HEADER_BYTES
 
 
 def _alone(call: Call) -> Started:

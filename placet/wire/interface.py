@@ -99,7 +99,11 @@ class Wire(ABC):
 
     @abstractmethod
     def control_bytes(self) -> int:
-        """Bytes this rank gave and took in `exchange` so far (control account)."""
+        """The control account so far, both ways, on this rank.
+
+        What it gave and took in `exchange`, and bounds on the headers of its moves and
+        on what the start took.
+        """
 
     @abstractmethod
     def close(self) -> None:

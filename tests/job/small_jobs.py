@@ -122,6 +122,25 @@ def _kill_in_save(at_step: int) -> None:
     sys.addaudithook(hook)
 
 
+def wide(*, steps: int = 12, width: int = 520, zero: Literal[0, 1, 2, 3] = 0) -> Job:
+    """Moves more than 1 MiB a step, in float32, and saves twice."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width))
+    rows = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    folder = run_dir()
+    assert folder is not None
+    return Job(
+        model,
+        lambda model, x: model(x).square().mean(),
+        AdamW(model.parameters(), lr=1e-3),
+        Data(rows, 16),
+        steps=steps,
+        zero=zero,
+        checkpoints=Checkpoints(folder / "checkpoints", max(1, steps // 2)),
+        name="wide",
+    )
+
+
 def endless(*, save_every: int | None = None, timeout_seconds: float = 60.0) -> Job:
     """Trains until it is stopped."""
     write_pid()
