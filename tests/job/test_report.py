@@ -235,7 +235,7 @@ def test_report_boxing_that_moved_other_bytes_is_told(tmp_path: Path) -> None:
 def test_report_ledger_accounts(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", num_ranks=2, num_steps=50)
     found = {account.name: account for account in accounts(read_run(folder))}
-    assert list(found) == ["boxings", "control", "foreign"]
+    assert list(found) == ["boxings", "control", "foreign", "files"]
     assert found["boxings"].by_rank == (100 * step_bytes(2),) * 2
     assert found["control"].total == 2 * 18_431
     page, html = rendered(folder)
@@ -418,5 +418,5 @@ def test_report_boxing_that_is_not_in_the_plan(tmp_path: Path) -> None:
 def test_report_environment_names_ranks_that_differ(tmp_path: Path) -> None:
     run: RunEvents = read_run(write_run(tmp_path / "run", num_ranks=4, num_steps=2))
     rows = dict(environment(run))
-    assert rows["host"] == "node0 (rank 0, 1); node1 (rank 2, 3)"
+    assert rows["system"] == "Linux x86_64 (rank 0, 1); Linux aarch64 (rank 2, 3)"
     assert rows["torch"] == "2.13.0"
