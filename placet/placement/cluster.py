@@ -197,14 +197,20 @@ def parse(text: str) -> Cluster:
     """A cluster from the text of a TOML file; see the module for the form."""
     found = tomllib.loads(text)
     _check_keys("the file", found, {"links", "hosts"}, {"between"})
+    _check_kind("links", found["links"], dict, "[links.NAME]")
+    _check_kind("hosts", found["hosts"], list, "[[hosts]]")
     links = []
     for name, link in found["links"].items():
         _check_keys(f"links.{name}", link, {"latency_s", "link_bytes_per_s"})
+        for key, value in link.items():
+            _check_kind(f"links.{name}.{key}", value, (int, float), "a number")
         links.append(LinkClass(name, link["latency_s"], link["link_bytes_per_s"]))
     hosts = []
     for i, host in enumerate(found["hosts"]):
         needed = {"name", "num_ranks", "memory_bytes", "link"}
         _check_keys(f"hosts[{i}]", host, needed, {"group"})
+        for key in ("num_ranks", "memory_bytes"):
+            _check_kind(f"hosts[{i}].{key}", host[key], int, "a whole number")
         hosts.append(Host(**host))
     between = found.get("between", {})
     _check_keys("between", between, set(), {"hosts", "groups"})
@@ -238,6 +244,13 @@ def _check_unique(kind: str, names: list[str]) -> None:
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ValueError(f"the {kind} {min(twice)!r} is there twice; give it two names")
+
+
+def _check_kind(
+    where: str, value: object, kind: type | tuple[type, ...], form: str
+) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"{where} must be written as {form}, got {value!r}")
 
 
 def _check_keys(

@@ -66,6 +66,12 @@ def test_here_is_this_machine():
         ("hosts = [{name = 'a'}]\n[links]", r"hosts\[0\] lacks"),
         ("hosts = []\nlink = 1\n[links]", "unknown keys"),
         ("hosts = []\n[links.x]\nlatency_s = 0\nlink_bytes_per_s = 0", "rate > 0"),
+        ("hosts = []\n[[links]]\nname = 'x'", r"must be written as \[links.NAME\]"),
+        ("[hosts]\n[links]", r"must be written as \[\[hosts\]\]"),
+        (
+            "hosts = []\n[links.x]\nlatency_s = '1ms'\nlink_bytes_per_s = 1",
+            "links.x.latency_s must be written as a number, got '1ms'",
+        ),
     ],
 )
 def test_file_that_is_no_cluster(tmp_path, text, message):
