@@ -172,13 +172,19 @@ def metrics_text(event: Evaluated) -> str:
 
 
 def finished_text(event: Finished) -> str:
-    """How the training ended, how long it took and which bytes it moved."""
+    """How the training ended, how long it took, which bytes it moved and wrote."""
     how = {"done": "done", "stopped": "stopped, as asked", "failed": "failed"}
     accounts = ", ".join(
-        f"{name} {bytes_text(count)}" for name, count in event.ledger.items()
+        f"{name} {bytes_text(count)}"
+        for name, count in event.ledger.items()
+        if name != "files"
     )
     ended = f"{how[event.status]} after step {event.step:,}, {clock(event.seconds)}"
-    return ended + (f"\nmoved by rank 0: {accounts}" if accounts else "")
+    if accounts:
+        ended += f"\nmoved by rank 0: {accounts}"
+    if event.ledger.get("files"):
+        ended += f"\nwritten to files: {bytes_text(event.ledger['files'])}"
+    return ended
 
 
 def short_count(number: float) -> str:

@@ -62,7 +62,7 @@ def events(num_steps: int = 30) -> list[Event]:
         found.append(StepDone(step, 5 / step, 2048, 1e-3, 1.0, 0.25, 2**20, 2**20))
     found.append(Evaluated(num_steps, {"loss": 1.25, "bits_per_byte": 1.803}))
     found.append(Saved(num_steps, "runs/toy/checkpoints/step-30", 0.1))
-    ledger = {"boxings": 60 * 2**20, "control": 1000, "foreign": 0}
+    ledger = {"boxings": 60 * 2**20, "control": 1000, "foreign": 0, "files": 2**20}
     found.append(Finished("done", num_steps, 125.0, ledger))
     rows = (("toy", 1.803), ("order-2 bytes", 2.6))
     found.append(Result("Validation bits per byte", rows, "def main([x]):\n    pass"))
@@ -93,7 +93,8 @@ def test_console_shows_plan_progress_and_results(width: int, is_terminal: bool):
         "ETA 0:00",
         "validation loss 1.25  bits_per_byte 1.803",
         "done after step 30, 2:05\n",
-        "moved by rank 0: boxings 60.0 MiB, control 1000 B, foreign 0 B",
+        "moved by rank 0: boxings 60.0 MiB, control 1000 B, foreign 0 B\n"
+        "written to files: 1.0 MiB\n",
         "Validation bits per byte",
         "order-2 bytes",
         "def main([x]):",  # square brackets are text, not markup
