@@ -250,8 +250,8 @@ class Job:
         """
         if self._rows is None:
             raise ValueError(
-                "job.backward without job.part: call batch = job.part(batch) first, so "
-                "that each rank has its own rows"
+                "job.backward without job.part: call batch = job.part(batch) before "
+                "each job.backward, so that each rank has its own rows"
             )
         self._micro += 1
         count = self._rows.num_rows if num_targets is None else float(num_targets)
@@ -259,13 +259,20 @@ class Job:
             count = 0
         is_last = self._micro == self.settings.accumulate
         self.forward.backward(loss, count, is_last=is_last, stop=requested())
+        self._rows = None
 
     def update(self) -> StepDone:
         """Update the parameters, in a loop of one's own; gradients are none after it.
 
         Raises:
-            ValueError: not `accumulate` calls of `backward` since the last update.
+            ValueError: not `accumulate` calls of `backward` since the last update; an
+                optimizer that evaluates the loss itself.
         """
+        if self.training.needs_closure:
+            raise ValueError(
+                f"{type(self.optimizer).__name__} evaluates the loss itself, several "
+                "times a step: give Job the loss and data, and call job.fit()"
+            )
         if self._micro != self.settings.accumulate:
             raise ValueError(
                 f"job.update after {self._micro} job.backward calls, but the job has "
