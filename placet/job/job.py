@@ -201,9 +201,9 @@ class Job:
             if stopped or (self.checkpoints and not self._just_saved):
                 self.save()
             self._finish_save()
+            self.training.settle()
             self.status = "stopped" if stopped else "done"
         finally:
-            self.training.settle()
             seconds = time.monotonic() - began
             control = self.wire.control_bytes()
             self.training.ledger.control_bytes["wire"] = control
