@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.optim.lr_scheduler import LRScheduler
 
 from placet.job.checkpoint import load
@@ -40,12 +40,13 @@ def job_state(
 ) -> dict[str, Any]:
     """Everything needed to go on, as nested dicts of tensors and plain values."""
     optimizer = optimizer_state(training.optimizer, _names(training))
+    mesh = _device_mesh(training)
     optimizer["state"] = {
-        name: {key: _placed(training, name, value) for key, value in entries.items()}
+        name: {k: _placed(training, name, value, mesh) for k, value in entries.items()}
         for name, entries in optimizer["state"].items()
     }
     return {
-        "model": _model_state(training),
+        "model": _model_state(training, mesh),
         "optimizer": optimizer,
         "progress": {
             "step": progress.step,
@@ -88,13 +89,13 @@ def _names(training: Training) -> dict[Tensor, str]:
     return {part: name for name, part in training.parts.items()}
 
 
-def _model_state(training: Training) -> dict[str, Any]:
+def _model_state(training: Training, mesh: DeviceMesh | None) -> dict[str, Any]:
     """Parameters by name (DTensors where only a part is stored), and buffers."""
     state: dict[str, Any] = {}
     stored = {n for item in training.stored.values() for n in item.parts}
     for name, parameter in training.model.named_parameters():
         if name in stored:
-            state[name] = _placed(training, name, training.parts[name].detach())
+            state[name] = _placed(training, name, training.parts[name].detach(), mesh)
         else:
             state[name] = parameter.detach()
     persistent = training.model.state_dict(keep_vars=True)
@@ -104,15 +105,24 @@ def _model_state(training: Training) -> dict[str, Any]:
     return state
 
 
-def _placed(training: Training, name: str, value: Any) -> Any:
+def _device_mesh(training: Training) -> DeviceMesh | None:
+    """The job's mesh as DTensor has it, made once a save; None where nothing is split.
+
+    Making one takes milliseconds, and a state has hundreds of tensors.
+    """
+    if not training.splits or training.wire.num_ranks == 1:
+        return None
+    device = next(iter(training.parts.values())).device.type
+    sizes, axes = training.mesh.sizes, training.mesh.axes
+    return init_device_mesh(device, sizes, mesh_dim_names=axes)
+
+
+def _placed(training: Training, name: str, value: Any, mesh: DeviceMesh | None) -> Any:
     """A tensor shaped like a parameter's part as a DTensor; others as they are."""
-    part = training.parts[name]
-    if not follows(value, part) or not training.splits or training.wire.num_ranks == 1:
+    if mesh is None or not follows(value, training.parts[name]):
         return value
     shape: Shape = training.program.tensors[name].shape
     layout = along(training.mesh, training.options.axis, S(0))
-    sizes, axes = training.mesh.sizes, training.mesh.axes
-    mesh = init_device_mesh(value.device.type, sizes, mesh_dim_names=axes)
     return to_dtensor(value, shape, layout, mesh)
 
 
