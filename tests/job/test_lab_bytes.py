@@ -76,7 +76,10 @@ def check_host(
             assert boxing[f"{way}_bytes"] == boxing[f"predicted_{way}_bytes"], boxing
     (end,) = events(folder, "end", host)
     ledger = end["ledger"]
-    assert ledger["boxings"] == sum(moved)
+    # At ZeRO 1 and 2 the last update's gathers end after the last step: as much each way.
+    after = ledger["boxings"] - sum(moved)
+    assert 0 <= after < sum(moved) / len(steps)
+    moved = [count + after // 2 for count in moved]
     assert ledger["files"] > 0
     others = ledger["control"] + ledger["foreign"]
     carried = []
@@ -91,7 +94,7 @@ def check_host(
             f"packets, {payload:,} without headers ({payload / boxings - 1:+.3%}); "
             f"in segments of {SEGMENT_BYTES} headers are {framing:,}"
         )
-        assert boxings <= payload <= boxings + others
+        assert boxings <= payload <= boxings + others, way
         assert payload == pytest.approx(boxings, rel=CLOSE)
     accounts = ledger["boxings"] + others
     print(
