@@ -1,4 +1,4 @@
-"""Validation and metrics as on one device; callbacks and the order of what they hear."""
+"""Validation and metrics as on one device; callbacks and what they hear, in order."""
 
 import math
 from dataclasses import dataclass, field
