@@ -157,6 +157,7 @@ def time_sides(wire: Wire, index: int, zero: ZeroLevel, options: Options) -> Mea
         Side("torch again", peer_step(task, wire)),
         num_pairs=options.num_pairs,
         budget_seconds=options.budget_seconds / (2 * len(TASKS)),
+        num_warm_up=3,
         agree=agree,
     )
 
@@ -196,19 +197,20 @@ def step_bytes(wire: Wire, index: int, zero: ZeroLevel) -> tuple[int, int, int]:
 
 
 def collect(options: Options) -> Outcome:
-    """All rows: time, memory, bytes."""
+    """All rows: time, memory, bytes; a quick look has the small model only."""
     rows: list[Row] = []
-    for index, task in enumerate(TASKS):
+    tasks = TASKS[:1] if options.quick else TASKS
+    for index, task in enumerate(tasks):
         for zero, peer, most in ((0, "DDP", MOST_OF_DDP), (3, "FSDP2", MOST_OF_FSDP)):
             times = _found(2, time_sides, index, zero, options, timeout=1200)[0]
             rows += rows_of(times, f"{task.name} against {peer}", most=most)
-    for index, task in enumerate(TASKS):
+    for index, task in enumerate(tasks):
         for ours, peer in (("zero0", "ddp"), ("zero3", "fsdp")):
             mine = max(_found(2, peak_bytes, index, ours))
             theirs = max(_found(2, peak_bytes, index, peer))
             name = f"{task.name} against {peer}: peak memory"
             rows.append(exact_row(name, mine, theirs, unit="bytes", most=MOST_MEMORY))
-    for index, task in enumerate(TASKS):
+    for index, task in enumerate(tasks):
         for zero in (0, 3):
             got, predicted, bound = _found(4, step_bytes, index, zero)[0]
             name = f"{task.name}, zero={zero}, 4 workers: received against bound"

@@ -189,9 +189,15 @@ def run_bench(
     outcome = collect(options)
     result = as_json(name, question, outcome, options, time.monotonic() - began)
     path = write_result(result, QUICK_RESULTS if options.quick else RESULTS)
-    print_table(question, outcome, Console())
+    print_table(question, outcome, wide_console())
     print(f"written to {path.relative_to(ROOT)}")
     return 0 if all(row.passes for row in outcome.rows) else 1
+
+
+def wide_console() -> Console:
+    """The terminal; 120 columns where output goes to a file."""
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
 
 
 def print_table(question: str, outcome: Outcome, console: Console) -> None:
