@@ -34,9 +34,10 @@ _MEMORY_POLLS = 5
 
 @dataclass(frozen=True)
 class Launched:
-    """One launch: seconds until the first step, and bytes of memory by then."""
+    """One launch: seconds until the first step, CPU seconds and memory by then."""
 
     seconds: float
+    cpu_seconds: float
     memory_bytes: int
 
 
@@ -61,6 +62,11 @@ def collect(options: Options) -> Outcome:
             most=1.0,
         ),
         timed_row("the same, against torchrun with DDP", seconds, peers),
+        timed_row(
+            "CPU time of all processes",
+            [x.cpu_seconds for x in ours],
+            [x.cpu_seconds for x in peer],
+        ),
         exact_row("memory of all processes (PSS)", memory, peer_memory, unit="bytes"),
     )
     spread = f"{min(seconds):.1f} to {max(seconds):.1f} s"
@@ -146,7 +152,8 @@ def _watch(
         polls += 1
         ended = first_step()
         if ended is not None:
-            return Launched(ended - began, memory_bytes)
+            cpu_seconds = sum(map(_cpu_seconds, _marked(mark)))
+            return Launched(ended - began, cpu_seconds, memory_bytes)
         if process.poll() is not None or time.time() - began > LIMIT_SECONDS:
             how = f"exit code {process.poll()}, after {time.time() - began:.0f} s"
             raise RuntimeError(f"no first step ({how}):\n{output.read_text()}")
@@ -166,6 +173,16 @@ def _marked(mark: str) -> list[int]:
             if sought in environment.split(b"\0"):
                 found.append(int(entry.name))
     return found
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of a process and of those of its children that have ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    ticks = stat.rpartition(")")[2].split()[11:15]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def _pss_bytes(pid: int) -> int:
