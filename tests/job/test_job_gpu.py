@@ -31,7 +31,7 @@ def plain_losses(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[flo
         optimizer.zero_grad()
         found.backward()
         optimizer.step()
-        losses.append(float(found))
+        losses.append(float(found.detach()))
     return losses
 
 
