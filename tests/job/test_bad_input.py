@@ -289,7 +289,7 @@ def test_resume_from_a_truncated_checkpoint_says_what_is_truncated(
     shutil.copytree(saved, tmp_path / "run")
     cut(tmp_path / "run" / "checkpoints" / "step-00000003")
     options = ("--resume", tmp_path / "run", "--run-dir", tmp_path / "again")
-    ended = run(train("curve", "-n", 2, *options), tmp_path)
+    ended = run(train("curve", *options), tmp_path)
     assert ended.code == 1
     assert re.search(BROKEN[cut], ended.err)
     assert "docs/errors.md#checkpointerror" in ended.err
@@ -319,6 +319,7 @@ def test_port_in_use_is_named_with_the_way_out(tmp_path: Path):
 
 
 @pytest.mark.procs
+@pytest.mark.prove  # tests/job/test_data.py has the message in the quick suite
 def test_more_workers_than_rows_says_how_many_can_be(tmp_path: Path):
     ended = run(train("digits", "-n", 3, "batch_size=2"), tmp_path)
     assert ended.code == 1
