@@ -75,7 +75,7 @@ def test_own_loop_is_the_plain_loop() -> None:
     assert losses[-1] < losses[0] - 0.5
     plain = torch.tensor(losses), dict(model.named_parameters())
     plain[1]["head.weight"] = plain[1]["tokens.weight"]
-    for num_ranks, zero in ((1, 0), (2, 1), (4, 2), (3, 3)):
+    for num_ranks, zero in ((1, 0), (2, 1), (3, 3)):
         for found in run_threads(num_ranks, adopted, zero, 0.0):
             assert_same_as_one_device([found[0]], [plain[0]])
             for name, value in found[1].items():
@@ -84,7 +84,7 @@ def test_own_loop_is_the_plain_loop() -> None:
 
 def test_own_loop_with_dropout_is_the_one_rank_loop() -> None:
     alone = run_threads(1, adopted, 0, 0.2)[0]
-    for num_ranks, zero in ((2, 3), (4, 0)):
+    for num_ranks, zero in ((3, 3), (4, 0)):
         for found in run_threads(num_ranks, adopted, zero, 0.2):
             assert_same_as_one_device(found[0], alone[0])
             assert_same_as_one_device(found[1], alone[1])

@@ -32,7 +32,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "muon": lambda m: Muon(m.parameters(), lr=0.05),
     "adafactor": lambda m: Adafactor(m.parameters(), lr=0.05),
     "lamb": lambda m: Lamb(m.parameters(), lr=0.01),
-    "lbfgs": lambda m: LBFGS(m.parameters(), lr=0.1, max_iter=4, history_size=4),
+    "lbfgs": lambda m: LBFGS(m.parameters(), lr=0.1, max_iter=3, history_size=4),
 }
 GRID: dict[str, tuple[Any, ...]] = {
     "optimizer": tuple(OPTIMIZERS),
@@ -140,5 +140,5 @@ def test_one_rank_trains_as_plain_torch(optimizer: str) -> None:
     }
     plain = train_plainly(trial(optimizer, **options))
     start = trial(optimizer).made_model().state_dict()
-    assert max(float((p - start[n]).abs().max()) for n, p in plain.state.items()) > 0.1
+    assert max(float((p - start[n]).abs().max()) for n, p in plain.state.items()) > 0.05
     assert_same_run(train_on(1, trial(optimizer, **options))[0], plain)

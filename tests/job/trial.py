@@ -185,7 +185,7 @@ def train_plainly(trial: Trial) -> Run:
     return run
 
 
-def train_on(num_ranks: int, trial: Trial, timeout: float = 40.0) -> list[Run]:
+def train_on(num_ranks: int, trial: Trial, timeout: float = 90.0) -> list[Run]:
     """The runs of all ranks, which are threads."""
     return run_threads(num_ranks, train, trial, timeout=timeout)
 
