@@ -82,8 +82,8 @@ class Job:
             (None: once, at the end).
         metrics: `metrics(model, batch)` -> {name: mean, or (mean, count)}.
         callbacks: functions `callback(job, event)`.
-        checkpoints: where and how often to save; the run's own folder, at the end and
-            on Ctrl-C, when left out.
+        checkpoints: where and how often to save; when left out, the run's own folder,
+            after `evaluate_every` steps, at the end and on Ctrl-C.
         seed: keys all randomness: dropout, data order, augmentation.
         local_batch_norm: BatchNorm by each rank's own rows, as DDP does.
         name: shown in reports.
@@ -128,7 +128,8 @@ class Job:
         self.wire = current_wire() if wire is None else wire
         self.run_dir = run_dir()
         if checkpoints is None and self.run_dir is not None:
-            checkpoints = Checkpoints(self.run_dir / "checkpoints")
+            folder, every = self.run_dir / "checkpoints", evaluate_every or None
+            checkpoints = Checkpoints(folder, every)
         self.checkpoints = checkpoints
         self.settings = Settings(
             zero=zero,

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.procs
 
 SMALL_GPT = (
     *("width=32", "depth=2", "num_heads=2", "context=32", "batch_size=8"),
-    *("evaluate_every=1000", "sample_bytes=12"),
+    *("evaluate_every=25", "sample_bytes=12"),
 )
 
 
@@ -77,6 +77,8 @@ def test_char_gpt_on_two_workers(tmp_path: Path):
         assert 0 < bits < 8.1
     assert result["text"].startswith("import os")
     assert "P(sum) -> B @data" in ended.out
+    saved = [event["step"] for event in events(found, "save")]
+    assert saved == [25, 40], "saved with each evaluation, and at the end"
 
 
 def test_digits_zero_3_on_two_workers_under_torchrun(tmp_path: Path):
