@@ -131,16 +131,8 @@ def test_loss_that_is_no_number_names_step_and_parameter(tmp_path: Path, zero: i
 
 
 @pytest.mark.procs
-@pytest.mark.parametrize(
-    "what",
-    [
-        "values",
-        *(
-            pytest.param(what, marks=pytest.mark.prove)
-            for what in ("names", "optimizer", "settings")
-        ),
-    ],
-)
+@pytest.mark.prove  # tests/job/test_job_errors.py has them in one process
+@pytest.mark.parametrize("what", ["values", "names", "optimizer", "settings"])
 def test_ranks_started_differently_are_refused(tmp_path: Path, what: str):
     ended = run(train("different", "-n", 2, f"what={what}"), tmp_path)
     assert ended.code == 1
