@@ -32,7 +32,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "muon": lambda m: Muon(m.parameters(), lr=0.05),
     "adafactor": lambda m: Adafactor(m.parameters(), lr=0.05),
     "lamb": lambda m: Lamb(m.parameters(), lr=0.01),
-    "lbfgs": lambda m: LBFGS(m.parameters(), lr=0.1, max_iter=3, history_size=4),
+    "lbfgs": lambda m: LBFGS(m.parameters(), lr=0.1, max_iter=2, history_size=4),
 }
 GRID: dict[str, tuple[Any, ...]] = {
     "optimizer": tuple(OPTIMIZERS),
