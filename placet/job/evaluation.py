@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -14,6 +15,7 @@ from placet.job.split import moved
 from placet.placement.layout import along
 from placet.placement.placement import B, P
 from placet.run.precision import Precision, autocast
+from placet.run.reads import ReadsMode
 from placet.run.training import Training
 
 Value: TypeAlias = "float | Tensor | tuple[float | Tensor, float | Tensor]"
@@ -44,12 +46,14 @@ def evaluate(
     wire, model = training.wire, training.model
     ordered = replace(data, shuffle=False, drop_last=False)
     was_training = model.training
+    reads = training.reads
+    watch = nullcontext() if reads is None else ReadsMode(reads)
     model.eval()
     try:
         for part in part_loader(ordered, wire.rank, wire.num_ranks, num_epochs=1):
             for micro in part.micro_batches:
                 batch = moved(micro.batch, training.device)
-                with torch.no_grad(), autocast(precision):
+                with torch.no_grad(), autocast(precision), watch:
                     found = dict(metrics(model, batch)) if metrics else {}
                     if loss is not None and "loss" not in found:
                         found = {"loss": loss(model, batch), **found}

@@ -33,6 +33,10 @@ class BlockHooks:
         stored: the blocks with parts (level 3), in forward order; the root is last.
         updated: boxings of the last update that a block must wait for (level 1, 2).
         called: the blocks that this step has called.
+        running: the blocks whose forward runs now.
+        pinned: blocks that were used out of order, so they stay whole until the
+            backward has ended.
+        in_step: the step's own backward runs, not one inside the loss.
     """
 
     executor: Executor
@@ -42,7 +46,37 @@ class BlockHooks:
     began: dict[str, float] = field(default_factory=dict)
     in_backward: set[str] = field(default_factory=set)
     called: set[str] = field(default_factory=set)
+    running: set[str] = field(default_factory=set)
+    pinned: set[str] = field(default_factory=set)
     current: str | None = None
+    in_step: bool = False
+
+    def begin_step(self) -> None:
+        """Forget the last step, even one that an exception has ended."""
+        self.called.clear()
+        self.running.clear()
+        self.in_backward.clear()
+        self.current = None
+        self.in_step = False
+        self.free()
+
+    def read(self, block: Block) -> None:
+        """A parameter is read, in its block's forward or anywhere else."""
+        name = block_name(block)
+        if name in self.running:
+            return
+        for boxing in self.updated.get(name, ()):
+            self.executor.wait(boxing)
+        if name in self.stored:
+            self.stored[name].make_whole(self.executor, "forward")
+            self.pinned.add(name)
+
+    def have_whole(self, blocks: Sequence[Block]) -> None:
+        """Backward is about to use the blocks' parameters."""
+        for block in blocks:
+            stored = self.stored.get(block_name(block))
+            if stored is not None:
+                stored.make_whole(self.executor, "backward")
 
     def before_forward(self, block: Block) -> None:
         """The block's parameters are needed."""
@@ -54,11 +88,13 @@ class BlockHooks:
             self.stored[name].make_whole(self.executor, "forward")
             if self.current is None:  # not recomputed by checkpointing
                 self.prefetch(block, +1, "forward")
+        self.running.add(name)
         self.began[name] = time.monotonic()
 
     def after_forward(self, block: Block, output: object) -> None:
         """The block has computed; arrange for its backward, or let go of it."""
         name = block_name(block)
+        self.running.discard(name)
         self.tell(name, "forward")
         if name in self.in_backward:  # recomputed by activation checkpointing
             return
@@ -72,7 +108,7 @@ class BlockHooks:
             )
         recomputed = self.current is not None
         if name in self.stored and not recomputed and not self.is_kept(block, tensors):
-            self.stored[name].free()
+            self.let_go(name)
 
     def is_kept(self, block: Block, outputs: Sequence[Tensor]) -> bool:
         """Whether a block stays whole from its forward to its backward.
@@ -89,6 +125,11 @@ class BlockHooks:
     def before_backward(self, block: Block) -> None:
         """The block's backward is about to run."""
         name = block_name(block)
+        if not self.in_step:  # a gradient inside the loss, which may be used again
+            if name in self.stored:
+                self.stored[name].make_whole(self.executor, "backward")
+                self.pinned.add(name)
+            return
         if self.current is not None:
             if not block.name:  # the last block's output is the model's: it is running
                 return
@@ -106,19 +147,25 @@ class BlockHooks:
         if name == "root":  # its embeddings and norms frame all other blocks
             return
         self.in_backward.discard(name)
-        if name in self.stored:
-            self.stored[name].free()
+        self.let_go(name)
 
     def end_backward(self) -> None:
         """All gradients have been made."""
+        self.in_step = False
         if self.current is not None:
             self.after_backward(self.current)
         self.current = None
         self.in_backward.clear()
         self.free()
 
+    def let_go(self, name: str) -> None:
+        """Level 3: keep parts only of a block, unless it was used out of order."""
+        if name in self.stored and name not in self.pinned:
+            self.stored[name].free()
+
     def free(self) -> None:
         """Level 3: keep parts only, of every block."""
+        self.pinned.clear()
         for stored in self.stored.values():
             for boxings in stored.gathers.values():
                 for boxing in boxings:
@@ -168,6 +215,6 @@ def install(model: nn.Module, hooks: BlockHooks) -> list[Callable[[], None]]:
         def after(_m: nn.Module, _a: Any, output: Any, block: Block = block) -> None:
             hooks.after_forward(block, output)
 
-        handles.append(module.register_forward_pre_hook(before).remove)
+        handles.append(module.register_forward_pre_hook(before, prepend=True).remove)
         handles.append(module.register_forward_hook(after).remove)
     return handles

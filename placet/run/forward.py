@@ -18,6 +18,7 @@ from placet.placement.layout import along
 from placet.placement.placement import B, P
 from placet.run.global_batch import GlobalBatchMode, Rows
 from placet.run.keyed_random import reseed
+from placet.run.reads import ReadsMode
 from placet.run.training import Training
 from placet.torch_private.pytree import leaves
 
@@ -46,7 +47,10 @@ class Forward:
         alone = self.training.wire.num_ranks == 1
         reduce_sum = None if self.local_batch_norm or alone else self.reduce_sum
         self.mode = GlobalBatchMode(
-            rows, reduce_sum=reduce_sum, generator=self.generator
+            rows,
+            reduce_sum=reduce_sum,
+            generator=self.generator,
+            reads=self.training.reads,
         )
         self.has_outputs = False
 
@@ -94,10 +98,15 @@ class Forward:
 
     def enter(self, model: nn.Module, args: Any) -> None:
         """Before the model's forward (a hook)."""
-        if self.mode is not None and not self.depth and model.training:
-            untyped: Any = self.mode
-            untyped.__enter__()
-            self.entered.append(untyped)
+        if self.depth:
+            return
+        reads = self.training.reads
+        mode: Any = self.mode if model.training else None
+        if mode is None and reads is not None:
+            mode = ReadsMode(reads)
+        if mode is not None:
+            mode.__enter__()
+            self.entered.append(mode)
 
     def leave(self, model: nn.Module, args: Any, output: Any) -> None:
         """After it, also when it raised (a hook)."""
@@ -129,6 +138,8 @@ def _own_generator() -> torch.Generator | None:
     """None for torch's default generator, which belongs to the main thread.
 
     Ranks that are threads of one process share it, so each takes one of its own.
+    Activation checkpointing restores the default generator alone: in another thread,
+    dropout under it gets another mask in the backward.
     """
     if threading.current_thread() is threading.main_thread():
         return None

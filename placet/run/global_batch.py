@@ -35,6 +35,7 @@ from placet.run.batch_norm import (
     global_instance_statistics,
 )
 from placet.run.random_ops import KeyedRandomOps, Part
+from placet.run.reads import Reads
 from placet.torch_private import autograd, random_operators
 
 
@@ -83,6 +84,7 @@ class GlobalBatchMode(TorchFunctionMode):
         reduce_sum: sums a tensor over the ranks; None leaves batch_norm local.
         generator: where operations take their keys; equal on all ranks. The default
             generator when left out (see `placet.run.keyed_random.reseed`).
+        reads: is shown every call, if its parameters may be elsewhere.
     """
 
     def __init__(
@@ -91,8 +93,10 @@ class GlobalBatchMode(TorchFunctionMode):
         *,
         reduce_sum: ReduceSum | None = None,
         generator: torch.Generator | None = None,
+        reads: Reads | None = None,
     ) -> None:
         self.rows = rows
+        self.reads = reads
         self.reduce_sum = reduce_sum
         self.generator = generator
         self.num_norms = 0
@@ -105,10 +109,16 @@ class GlobalBatchMode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run one function of torch."""
+        reads = self.reads
+        blocks = reads.before(func, args, kwargs or {}) if reads is not None else ()
         meaning = _MEANINGS.get(func)
-        if meaning is None:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        return meaning(self, func, args, kwargs or {})
+        if meaning is not None:
+            result = meaning(self, func, args, kwargs or {})
+        else:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        if blocks and reads is not None:
+            reads.after(blocks, result)
+        return result
 
     def part(self, dim: int = 0) -> Part:
         """The rows as the random operations know them."""

@@ -176,7 +176,7 @@ def _bind_whole(program: Program, boxing: Boxing, gradients: Gradients) -> None:
     """Reduce a bucket of whole gradients, in one flat buffer."""
     specs = [program.tensors[name] for name in boxing.inputs]
     sizes = [torch.Size(spec.shape).numel() for spec in specs]
-    device = next(iter(gradients.parameters.values())).device
+    device = next(iter(gradients.targets.values())).device  # none may train now
     flat = torch.zeros(sum(sizes), dtype=specs[0].dtype, device=device)
     slots: dict[str, Tensor] = {}
     for name, spec, piece in zip(

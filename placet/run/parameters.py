@@ -48,7 +48,9 @@ def cut_parts(
             continue
         whole = tuple((0, size) for size in shape)
         part = parameter.detach()[relative(part_box(shape, layout, rank), whole)]
-        parts[name] = nn.Parameter(part.clone() if own_storage else part)
+        part = part.clone() if own_storage else part
+        trains = parameter.requires_grad  # integers cannot
+        parts[name] = nn.Parameter(part, requires_grad=trains)
     return parts
 
 
@@ -110,7 +112,8 @@ class StoredBlock:
     def submit(self, executor: Executor, phase: str) -> None:
         """Start gathering, unless the block is whole or on its way already."""
         if not self.is_whole and not any(map(executor.in_flight, self.all_gathers())):
-            for boxing in self.gathers[phase]:
+            # The last block has none for its backward: whole, unless called twice.
+            for boxing in self.gathers[phase] or self.gathers["forward"]:
                 executor.submit(boxing)
 
     def make_whole(self, executor: Executor, phase: str) -> None:

@@ -46,6 +46,7 @@ from placet.run.parameters import (
     cut_parts,
     stored_blocks,
 )
+from placet.run.reads import Reads
 from placet.torch_private.foreach import multiply, norms
 from placet.wire.interface import Wire
 
@@ -96,6 +97,7 @@ class Training:
     norm_sum: Tensor = field(default_factory=lambda: torch.zeros(1))
     hooked: set[str] = field(default_factory=set)
     settles_first: bool = False
+    owners: dict[int, Block] = field(default_factory=dict)
     program: Program = field(init=False)
     executor: Executor = field(init=False)
     gradients: Gradients = field(init=False)
@@ -110,7 +112,7 @@ class Training:
             _assemble(self)
         if self.settles_first:
             self.settle()
-        self.hooks.called.clear()
+        self.hooks.begin_step()
         self.executor.begin_step(step)
         self.gradients.begin_step()
 
@@ -143,6 +145,7 @@ class Training:
         factor = num_targets / self.nominal * (self.scale.value if self.scale else 1.0)
         # A rank without targets still runs its backward: others may wait for it there.
         if self._has_backward(loss, num_targets):
+            self.hooks.in_step = True
             with self.gradients.discarding() if discard else nullcontext():
                 (loss * factor).backward()  # type: ignore[no-untyped-call]
         self.gradients.end_backward()
@@ -225,6 +228,11 @@ class Training:
         """Have every parameter up to date, also outside a forward."""
         if self.trains:
             self.executor.wait_queue("params")
+
+    @property
+    def reads(self) -> Reads | None:
+        """Who watches the reading of parameters; None where all are always whole."""
+        return Reads(self.hooks, self.owners) if self.splits else None
 
     def _settle_unused(self) -> None:
         """Have boxings done that no block waited for, before parts change again.
@@ -359,12 +367,13 @@ def start_training(
         stored,
     )
     training.trains = tuple(p.requires_grad for p in model.parameters())
+    training.owners = {id(named[n]): b for b in blocks for n in b.parameters}
     _assemble(training)
     return training
 
 
 def _part(parameter: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(parameter.detach())
+    return nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
 
 
 def _assemble(training: Training) -> None:
@@ -375,6 +384,8 @@ def _assemble(training: Training) -> None:
     )
     parameters = dict(training.model.named_parameters())
     trainable = {n: p for n, p in parameters.items() if p.requires_grad}
+    for name, parameter in parameters.items():
+        training.parts[name].requires_grad_(parameter.requires_grad)
     training.executor = executor
     training.gradients = collect_gradients(
         training.program,
