@@ -243,7 +243,8 @@ class FinalResult:
             ),
             ("lzma of the validation text alone", lzma_bits_per_byte(held_out)),
         )
-        job.emit(Result("Validation bits per byte", rows, sample))
+        title = "Validation bits per byte (fewer is better)"
+        job.emit(Result(title, rows, sample))
 
 
 def char_gpt(

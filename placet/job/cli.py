@@ -30,7 +30,7 @@ DONE_BY = {
 
 app = typer.Typer(
     name="placet",
-    help="Train PyTorch models on slow links, small memory and machines that die.",
+    help="Train a plain PyTorch model on the machines you have.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -92,7 +92,7 @@ class Terminal:
         for note in plan_notes(job):
             self._say(note)
         if event.first_step > 1:
-            self._say(f"going on from step {event.first_step - 1:,}")
+            self._say(going_on_text(event))
         self.console.print()
         self._shown_at = time.monotonic()
         if self.console.is_terminal:
@@ -163,6 +163,14 @@ class Terminal:
             self._bar.refresh()
             self._bar.stop()
             self._bar = None
+
+
+def going_on_text(event: Started) -> str:
+    """Where a resumed training stands, and what to do if it is already at its end."""
+    text = f"going on from step {event.first_step - 1:,}"
+    if event.first_step > event.last_step:
+        text += ", the last one; to train on, ask for more steps"
+    return text
 
 
 def metrics_text(event: Evaluated) -> str:

@@ -9,7 +9,13 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from placet.job.console import Terminal, clock, finished_text, short_count
+from placet.job.console import (
+    Terminal,
+    clock,
+    finished_text,
+    going_on_text,
+    short_count,
+)
 from placet.job.events import (
     Evaluated,
     Event,
@@ -205,3 +211,18 @@ def test_short_texts():
     assert finished_text(Finished("stopped", 7, 61.0)) == (
         "stopped, as asked after step 7, 1:01"
     )
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "text"),
+    [
+        (11, 30, "going on from step 10"),
+        (
+            31,
+            30,
+            "going on from step 30, the last one; to train on, ask for more steps",
+        ),
+    ],
+)
+def test_console_says_where_a_resumed_training_stands(first: int, last: int, text: str):
+    assert going_on_text(Started(first, last, "")) == text
