@@ -39,6 +39,7 @@ from placet.job.events import (
 from placet.job.interrupt import requested
 from placet.job.large import Deferred
 from placet.job.loader import BatchPart, MicroBatch, Position, part_loader
+from placet.job.mean import loss_and_count
 from placet.job.record import Recorder
 from placet.job.session import current_wire
 from placet.job.setup import MakesOptimizer, Settings, build_training
@@ -199,7 +200,7 @@ class Job:
             stopped = self._loop(last)
             if self.validation is not None and not stopped and not self._just_evaluated:
                 self.evaluate()
-            if stopped or (self.checkpoints and not self._just_saved):
+            if self.checkpoints is not None and (stopped or not self._just_saved):
                 self.save()
             self._finish_save()
             self.training.settle()
@@ -305,9 +306,15 @@ class Job:
         return means
 
     def save(self) -> None:
-        """Write a checkpoint in the background; complete, or not there at all."""
+        """Write a checkpoint in the background; complete, or not there at all.
+
+        Raises:
+            ValueError: the job has no place for checkpoints.
+        """
         if self.checkpoints is None:
-            return
+            raise ValueError(
+                "Job.save needs checkpoints=placet.Checkpoints(folder), or a run folder"
+            )
         self.training.settle()
         if self._saver is None:
             self._saver = Saver(
@@ -337,7 +344,9 @@ class Job:
         self.step_count, self.position = progress.step, progress.position
 
     def emit(self, event: Event) -> None:
-        """Tell every callback."""
+        """Tell every callback; those of the user find all parameters up to date."""
+        if any(getattr(c, "reads_parameters", True) for c in self.callbacks):
+            self.training.settle()
         for callback in self.callbacks:
             callback(self, event)
 
@@ -386,8 +395,8 @@ class Job:
         self.forward.prepare(self.training.executor.step, rows)
         with self.forward.active(), autocast(self.settings.precision):
             result = self.loss(self.model, moved(micro.batch, self.training.device))
-        loss, count = result if isinstance(result, tuple) else (result, micro.num_rows)
-        return loss, 0.0 if micro.is_dummy else float(count)
+        loss, count = loss_and_count(result, micro.num_rows)
+        return loss, 0.0 if micro.is_dummy else count
 
     def _stepped(self, done: UpdateDone) -> StepDone:
         learning_rate = float(self.optimizer.param_groups[0]["lr"])

@@ -36,6 +36,11 @@ class Totals:
     num_stop_requests: float
     unused: frozenset[str]
 
+    @property
+    def divisor(self) -> float:
+        """What sums over targets are divided by; 1 where there were no targets."""
+        return self.num_targets if self.num_targets > 0 else 1.0
+
 
 @dataclass
 class Gradients:

@@ -173,7 +173,7 @@ class Training:
         for boxings in self.hooks.updated.values():
             for boxing in boxings:
                 self.executor.submit(boxing)
-        loss = totals.loss_sum / max(totals.num_targets, 1.0)
+        loss = totals.loss_sum / totals.divisor
         stop = totals.num_stop_requests > 0
         return UpdateDone(loss, totals.num_targets, norm, skipped, stop)
 
@@ -198,7 +198,7 @@ class Training:
             totals = self.gradients.take()
             norm, factor = self.prepare(totals)
             self._multiply(factor)
-            loss = totals.loss_sum / max(totals.num_targets, 1.0)
+            loss = totals.loss_sum / totals.divisor
             stop = totals.num_stop_requests > 0
             found.append(UpdateDone(loss, totals.num_targets, norm, False, stop))
             return loss
@@ -211,10 +211,10 @@ class Training:
         """The gradients' norm, if needed, and what they are to be multiplied by."""
         if not math.isfinite(totals.loss_sum) and self.scale is None:
             self._refuse(totals.loss_sum)
-        factor = self.nominal / max(totals.num_targets, 1.0)
+        factor = self.nominal / totals.divisor
         if self.scale is not None:
             factor /= self.scale.value
-        self.nominal = max(totals.num_targets, 1.0)
+        self.nominal = totals.divisor
         norm = self._norm(factor) if self.options.needs_norm else None
         if norm is not None and self.clip_norm is not None and math.isfinite(norm):
             factor *= min(1.0, self.clip_norm / (norm + 1e-6))
