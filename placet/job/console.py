@@ -39,6 +39,8 @@ class Terminal:
         console: where to write; a console on stdout when None.
     """
 
+    reads_parameters = False
+
     def __init__(
         self, *, is_shown: bool = True, console: Console | None = None
     ) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from placet.job.data import Data
 from placet.job.loader import part_loader
+from placet.job.mean import mean_and_count
 from placet.job.split import moved
 from placet.placement.layout import along
 from placet.placement.placement import B, P
@@ -58,21 +59,15 @@ def evaluate(
                     if loss is not None and "loss" not in found:
                         found = {"loss": loss(model, batch), **found}
                 for name, value in found.items():
-                    mean, count = _mean_and_count(value, micro.num_rows)
+                    mean, count = mean_and_count(value, micro.num_rows, f"{name!r}")
                     count = 0.0 if micro.is_dummy else count
                     total = sums.setdefault(name, [0.0, 0.0])
-                    total[0] += mean * count if count else 0.0
+                    total[0] += float(mean) * count if count else 0.0
                     total[1] += count
     finally:
         model.train(was_training)
         training.hooks.free()
     return _over_ranks(training, sums)
-
-
-def _mean_and_count(value: Any, num_rows: int) -> tuple[float, float]:
-    if isinstance(value, tuple):
-        return float(value[0]), float(value[1])
-    return float(value), float(num_rows)
 
 
 def _over_ranks(training: Training, sums: dict[str, list[float]]) -> dict[str, float]:

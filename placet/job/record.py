@@ -41,6 +41,8 @@ class Recorder:
         rank: this rank.
     """
 
+    reads_parameters = False
+
     def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.rank = rank
