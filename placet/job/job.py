@@ -345,7 +345,8 @@ class Job:
 
     def emit(self, event: Event) -> None:
         """Tell every callback; those of the user find all parameters up to date."""
-        if any(getattr(c, "reads_parameters", True) for c in self.callbacks):
+        curious = any(getattr(c, "reads_parameters", True) for c in self.callbacks)
+        if curious and isinstance(event, StepDone):
             self.training.settle()
         for callback in self.callbacks:
             callback(self, event)
