@@ -1,12 +1,13 @@
 """Reading data: the same global batches in the same order on any number of ranks.
 
 One epoch is an order of sample indices that depends on (seed, epoch) alone. Global
-batch b is order[b * G : (b + 1) * G]; each rank reads its `S(0)` part of it, by
-torch.chunk's rule, cut again into micro-batches by the same rule:
+batch b is order[b * G : (b + 1) * G], cut into micro-batches by torch.chunk's rule, so
+that these too are the same on any number of ranks (BatchNorm normalises over one); each
+rank reads its `S(0)` part of every micro-batch:
 
     order       = randperm(n) of a generator keyed by (seed, epoch)    -> _epoch_order
-    rank's part = chunk(0, rows, num_ranks, rank)                      -> _plan_batch
-    micro-batch = chunk(start, stop, accumulate, m)                    -> _plan_batch
+    micro-batch = chunk(0, rows, accumulate, m)                        -> _plan_batch
+    rank's part = chunk(start, stop, num_ranks, rank)                  -> _plan_batch
 
 What a sample's own code draws (augmentation) is keyed by (seed, epoch, sample index),
 so it changes neither with the ranks nor with the number of loading workers.
@@ -213,10 +214,10 @@ def _epoch_order(data: Data, seed: int, epoch: int) -> Tensor:
 def _plan_batch(
     samples: list[tuple[int, int]], share: _Share
 ) -> tuple[_MicroPlan, ...]:
-    start, stop = chunk(0, len(samples), share.num_ranks, share.rank)
     plans = []
     for m in range(share.accumulate):
-        first, end = chunk(start, stop, share.accumulate, m)
+        start, stop = chunk(0, len(samples), share.accumulate, m)
+        first, end = chunk(start, stop, share.num_ranks, share.rank)
         rows = samples[first:end] or samples[:1]
         plans.append(_MicroPlan(tuple(rows), first, end - first))
     return tuple(plans)

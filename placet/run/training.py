@@ -298,19 +298,20 @@ class Training:
             self.parts[name].grad = None
 
     def _refuse(self, loss_sum: float) -> None:
-        culprit = next(
+        values = {f"parameter {n!r}, so before": p for n, p in self.parts.items()}
+        grads = {f"the gradient of {n!r}": p.grad for n, p in self.parts.items()}
+        where = next(
             (
-                name
-                for name, p in self.parts.items()
-                if p.grad is not None and not bool(p.grad.isfinite().all())
+                place
+                for place, tensor in (*values.items(), *grads.items())
+                if tensor is not None and not bool(tensor.isfinite().all())
             ),
-            None,
+            "the loss only",
         )
-        where = f"the gradient of {culprit!r}" if culprit else "the loss only"
         raise NonFiniteLoss(
             f"step {self.executor.step}: the loss is {loss_sum}; first seen in {where}."
-            " No parameter was changed and the last checkpoint is kept: lower the "
-            "learning rate, clip gradients (clip_norm=1.0) or look at this step's data"
+            " This step changed no parameter and the last checkpoint is kept: lower "
+            "the learning rate, clip gradients (clip_norm=1.0) or look at its data"
         )
 
 

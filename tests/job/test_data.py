@@ -269,3 +269,26 @@ def test_data_subset_reads_its_samples():
     data = Data(Subset(Numbers(30), [20, 5, 7]), 3, shuffle=False)
     (batch,) = read(data, 1, 1)
     assert [int(r["i"]) for r in batch] == [20, 5, 7]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_data_same_micro_batches_on_any_number_of_ranks(num_ranks):
+    def micro_rows(ranks):
+        loaders = [
+            part_loader(Data(Numbers(20), 9), r, ranks, accumulate=2, num_epochs=1)
+            for r in range(ranks)
+        ]
+        return [
+            [
+                sorted(
+                    m.first_row + i
+                    for part in parts
+                    for m in [part.micro_batches[index]]
+                    for i in range(m.num_rows)
+                )
+                for index in range(2)
+            ]
+            for parts in zip(*loaders, strict=True)
+        ]
+
+    assert micro_rows(num_ranks) == micro_rows(1)
