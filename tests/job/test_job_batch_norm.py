@@ -1,4 +1,4 @@
-"""BatchNorm under accumulation: a micro-batch is the same rows on any number of ranks."""
+"""BatchNorm under accumulation: micro-batches are the same on any number of ranks."""
 
 import copy
 
