@@ -47,10 +47,13 @@ class Data:
     worker_init: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.num_workers < 0:
+        sizes = self.batch_size, self.num_workers
+        whole = all(isinstance(size, int) for size in sizes)
+        if not whole or self.batch_size < 1 or self.num_workers < 0:
             raise ValueError(
-                f"batch_size={self.batch_size} and num_workers={self.num_workers}: a "
-                "global batch needs at least 1 row, and num_workers is 0 or more"
+                f"batch_size={self.batch_size!r} and num_workers={self.num_workers!r}: "
+                "a global batch needs at least 1 row, and num_workers is 0 or more, "
+                "in whole numbers"
             )
         if isinstance(self.dataset, IterableDataset):
             if self.shuffle:

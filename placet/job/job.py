@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from placet.job.checkpoint import Checkpoints, Saver
@@ -446,9 +446,14 @@ class Job:
 
 
 def _scheduler(scheduler: Any, optimizer: Optimizer) -> LRScheduler | None:
-    if scheduler is None or isinstance(scheduler, LRScheduler):
-        return scheduler
-    made = scheduler(optimizer)
+    if scheduler is None:
+        return None
+    made = scheduler if isinstance(scheduler, LRScheduler) else scheduler(optimizer)
     if not isinstance(made, LRScheduler):
         raise TypeError(f"scheduler gave a {type(made).__name__}, not an LRScheduler")
+    if isinstance(made, ReduceLROnPlateau):
+        raise ValueError(
+            "ReduceLROnPlateau steps by a metric, not once a step: step it in a "
+            "callback instead, on Evaluated, by event.metrics['loss']"
+        )
     return made

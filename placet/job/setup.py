@@ -48,14 +48,17 @@ class Settings:
     def __post_init__(self) -> None:
         if self.zero not in (0, 1, 2, 3):
             raise ValueError(f"zero={self.zero!r}: the ZeRO level is 0, 1, 2 or 3")
-        if self.accumulate < 1:
-            raise ValueError(f"accumulate={self.accumulate}: needs at least 1")
+        if not (isinstance(self.accumulate, int) and self.accumulate >= 1):
+            raise ValueError(
+                f"accumulate={self.accumulate!r}: needs at least 1, a whole number"
+            )
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ValueError(
                 f"precision={self.precision!r}: choose 'fp32', 'bf16' or 'fp16'"
             )
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"clip_norm={self.clip_norm}: needs a number above 0")
+        norm = self.clip_norm
+        if norm is not None and not (isinstance(norm, int | float) and norm > 0):
+            raise ValueError(f"clip_norm={norm!r}: needs a number above 0, or None")
 
 
 def build_training(
@@ -91,8 +94,13 @@ def build_training(
             layout, shapes = along(mesh, options.axis, S(0)), outlined.shapes
         outlined.fill(layout, wire.rank)
         model.to(home())
-    else:
+    elif isinstance(source, nn.Module):
         model = source.to(home())
+    else:
+        raise TypeError(
+            f"the model is of type {type(source).__name__}; Job needs a "
+            "torch.nn.Module, or a placet.Deferred"
+        )
     used = made(optimizer, model)
     check_same_everywhere(model, used, settings, wire, are_parts=shapes is not None)
     return start_training(

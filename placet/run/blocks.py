@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from placet.program.blocks import Block, block_name
 from placet.run.events import NodeFired, ignore
 from placet.run.executor import Executor
+from placet.run.own_hook import OwnHook
 from placet.run.parameters import StoredBlock
 from placet.torch_private.pytree import leaves
 
@@ -215,6 +216,7 @@ def install(model: nn.Module, hooks: BlockHooks) -> list[Callable[[], None]]:
         def after(_m: nn.Module, _a: Any, output: Any, block: Block = block) -> None:
             hooks.after_forward(block, output)
 
-        handles.append(module.register_forward_pre_hook(before, prepend=True).remove)
-        handles.append(module.register_forward_hook(after).remove)
+        first = module.register_forward_pre_hook(OwnHook(before), prepend=True)
+        last = module.register_forward_hook(OwnHook(after))
+        handles += [first.remove, last.remove]
     return handles

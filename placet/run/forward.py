@@ -18,6 +18,7 @@ from placet.placement.layout import along
 from placet.placement.placement import B, P
 from placet.run.global_batch import GlobalBatchMode, Rows
 from placet.run.keyed_random import reseed
+from placet.run.own_hook import OwnHook
 from placet.run.reads import ReadsMode
 from placet.run.training import Training
 from placet.torch_private.pytree import leaves
@@ -129,8 +130,8 @@ def global_forward(
 ) -> Forward:
     """Hook a model so that its training forwards are parts of global batches."""
     forward = Forward(training, seed, local_batch_norm, _own_generator())
-    model.register_forward_pre_hook(forward.enter, prepend=True)
-    model.register_forward_hook(forward.leave, always_call=True)
+    model.register_forward_pre_hook(OwnHook(forward.enter), prepend=True)
+    model.register_forward_hook(OwnHook(forward.leave), always_call=True)
     return forward
 
 

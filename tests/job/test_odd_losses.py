@@ -1,5 +1,7 @@
 """What a loss may give, and what callbacks see of the model."""
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 
 from placet.job.data import Data
@@ -122,3 +125,40 @@ def test_model_whose_parameters_are_all_frozen_can_be_evaluated() -> None:
     assert job.evaluate()["loss"] == pytest.approx(float(torch.tensor(3.0).log()))
     with pytest.raises(ValueError, match="depends on no parameter that trains"):
         job.fit()
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_copies_of_the_model_are_plain_and_one_rank_may_use_them(zero: Any) -> None:
+    def used(wire: Wire) -> float:
+        job = make(wire=wire, zero=zero)
+        copied: Any = copy.deepcopy(job.model)
+        thawed = pickle.loads(pickle.dumps(job.model))
+        job.fit()
+        x = torch.ones(2, 5).double()
+        if wire.rank == 0:
+            torch.testing.assert_close(copied(x), thawed(x))
+        now = job.model.get_parameter("weight")
+        return float((copied.weight - now).abs().max().detach())
+
+    assert all(change > 1e-3 for change in run_threads(2, used))
+
+
+SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "plateau": ({"scheduler": ReduceLROnPlateau}, "steps by a metric"),
+    "halves": ({"accumulate": 2.5}, r"accumulate=2\.5: .*a whole number"),
+    "text": ({"clip_norm": "1"}, "clip_norm='1': needs a number"),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_settings_of_the_wrong_kind_are_refused_in_words(case: str) -> None:
+    options, message = SETTINGS[case]
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_what_is_no_model_or_no_size_is_refused_in_words() -> None:
+    with pytest.raises(TypeError, match="the model is of type int; Job needs"):
+        Job(3, mean, SGD([torch.ones(1)], lr=0.1))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"batch_size=2\.5.*whole numbers"):
+        Data(TensorDataset(torch.ones(3)), 2.5)  # type: ignore[arg-type]
