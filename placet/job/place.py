@@ -31,7 +31,13 @@ def place(
 
     Raises:
         ValueError: a placement that does not fit the tensor or the mesh.
+        TypeError: no tensor, no mesh, or what is no placement.
     """
+    if not isinstance(tensor, Tensor | Placed) or not isinstance(mesh, Mesh):
+        raise TypeError(
+            f"place takes a tensor and a Mesh, got a {type(tensor).__name__} and a "
+            f"{type(mesh).__name__}; write place(torch.ones(4), Mesh('data=2'), [S(0)])"
+        )
     wire = current_wire()
     outside = [rank for rank in mesh.ranks if rank >= wire.num_ranks]
     if outside:

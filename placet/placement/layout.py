@@ -41,6 +41,7 @@ class Layout:
     Raises:
         ValueError: not one placement per axis; two different reductions; an unknown
             axis in `split_order`; two halos on one dim.
+        TypeError: no mesh, or what is no placement.
     """
 
     mesh: Mesh
@@ -53,7 +54,7 @@ class Layout:
         placements: Sequence[Placement],
         split_order: Sequence[str] | None = None,
     ) -> None:
-        placements = tuple(placements)
+        placements = _checked(mesh, placements)
         if len(placements) != len(mesh.axes):
             raise ValueError(
                 f"{mesh!r} has {len(mesh.axes)} axes, got {len(placements)} placements "
@@ -105,6 +106,21 @@ def _check_reductions(layout: Layout) -> None:
             f"{list(layout.placements)} mixes the reductions {sorted(found)}: a sum of "
             "maxima depends on which is taken first; box one of them to B before"
         )
+
+
+def _checked(mesh: object, placements: object) -> tuple[Placement, ...]:
+    """The placements, if that is what they are: anything else would pass for B."""
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"{mesh!r} is no mesh; make one with Mesh('data=2, model=2')")
+    if not isinstance(placements, Sequence):
+        raise TypeError(f"{placements!r} is no list of placements, such as [S(0), B]")
+    for placement in placements:
+        if not isinstance(placement, Placement):
+            raise TypeError(
+                f"{placement!r} in {list(placements)} is no placement; give "
+                "values such as S(0), B or P()"
+            )
+    return tuple(placements)
 
 
 def _check_halos(layout: Layout) -> None:

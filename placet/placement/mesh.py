@@ -33,6 +33,7 @@ class Mesh:
 
     Raises:
         ValueError: an axis named twice, a size below 1, or the wrong number of ranks.
+        TypeError: axes that are no string.
     """
 
     axes: tuple[str, ...]
@@ -40,12 +41,18 @@ class Mesh:
     ranks: tuple[int, ...]
 
     def __init__(self, axes: str, ranks: Sequence[int] | None = None) -> None:
+        if not isinstance(axes, str):
+            raise TypeError(f"Mesh({axes!r}): write axes as 'data=2, model=2'")
         names, sizes = _parse(axes)
         num_ranks = math.prod(sizes)
         ranks = tuple(range(num_ranks)) if ranks is None else tuple(ranks)
         if len(ranks) != num_ranks or len(set(ranks)) != num_ranks:
             raise ValueError(
                 f"Mesh({axes!r}) needs {num_ranks} different ranks, got {ranks}"
+            )
+        if any(type(rank) is not int or rank < 0 for rank in ranks):
+            raise ValueError(
+                f"Mesh({axes!r}): ranks are whole numbers from 0 on, got {ranks}"
             )
         object.__setattr__(self, "axes", names)
         object.__setattr__(self, "sizes", sizes)

@@ -34,6 +34,11 @@ class Split:
     adjoint: bool = False
 
     def __post_init__(self) -> None:
+        if type(self.dim) is not int:
+            raise TypeError(f"S({self.dim!r}): dim must be a whole number")
+        halo = self.halo
+        if not (isinstance(halo, tuple) and [type(h) for h in halo] == [int, int]):
+            raise TypeError(f"S({self.dim}, halo={halo!r}): give (below, above)")
         if self.dim < 0:
             raise ValueError(f"S({self.dim}): dim must be >= 0; count from the front")
         if min(self.halo) < 0:
