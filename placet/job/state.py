@@ -145,7 +145,8 @@ def _make_optimizer_state(training: Training) -> None:
     kept = [p.detach().clone() for p in parts]
     for part in parts:
         part.grad = torch.zeros_like(part)
-    optimizer.step()
+    with training.updating():
+        optimizer.step()
     with torch.no_grad():
         for part, value in zip(parts, kept, strict=True):
             part.copy_(value)

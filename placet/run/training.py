@@ -11,8 +11,8 @@ so the mean is over the targets of the global batch, however unevenly ranks have
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,6 +97,7 @@ class Training:
     norm_sum: Tensor = field(default_factory=lambda: torch.zeros(1))
     hooked: set[str] = field(default_factory=set)
     settles_first: bool = False
+    may_step: bool = False
     owners: dict[int, Block] = field(default_factory=dict)
     program: Program = field(init=False)
     executor: Executor = field(init=False)
@@ -165,10 +166,11 @@ class Training:
         if self.scale is not None:
             self.scale = self.scale.update(found_inf=skipped)
         elif skipped:
-            self._refuse(totals.loss_sum)
+            self._refuse(totals)
         if not skipped:
             self._multiply(factor)
-            self.executor.run("update", "update", self.optimizer.step)
+            with self.updating():
+                self.executor.run("update", "update", self.optimizer.step)
         self._forget_gradients()
         for boxings in self.hooks.updated.values():
             for boxing in boxings:
@@ -176,6 +178,19 @@ class Training:
         loss = totals.loss_sum / totals.divisor
         stop = totals.num_stop_requests > 0
         return UpdateDone(loss, totals.num_targets, norm, skipped, stop)
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """The optimizer may step; at other times it would step on one rank's gradients.
+
+        Raises:
+            ValueError: from `optimizer.step` outside.
+        """
+        self.may_step = True
+        try:
+            yield
+        finally:
+            self.may_step = False
 
     @property
     def needs_closure(self) -> bool:
@@ -203,14 +218,15 @@ class Training:
             found.append(UpdateDone(loss, totals.num_targets, norm, False, stop))
             return loss
 
-        self.executor.run("update", "update", lambda: self.optimizer.step(closure))
+        with self.updating():
+            self.executor.run("update", "update", lambda: self.optimizer.step(closure))
         self._forget_gradients()
         return replace(found[0], stop=any(done.stop for done in found))
 
     def prepare(self, totals: Totals) -> tuple[float | None, float]:
         """The gradients' norm, if needed, and what they are to be multiplied by."""
         if not math.isfinite(totals.loss_sum) and self.scale is None:
-            self._refuse(totals.loss_sum)
+            self._refuse(totals)
         factor = self.nominal / totals.divisor
         if self.scale is not None:
             factor /= self.scale.value
@@ -297,7 +313,7 @@ class Training:
             parameter.grad = None
             self.parts[name].grad = None
 
-    def _refuse(self, loss_sum: float) -> None:
+    def _refuse(self, totals: Totals) -> None:
         values = {f"parameter {n!r}, so before": p for n, p in self.parts.items()}
         grads = {f"the gradient of {n!r}": p.grad for n, p in self.parts.items()}
         where = next(
@@ -309,7 +325,8 @@ class Training:
             "the loss only",
         )
         raise NonFiniteLoss(
-            f"step {self.executor.step}: the loss is {loss_sum}; first seen in {where}."
+            f"step {self.executor.step}: the loss is {totals.loss_sum / totals.divisor:g}; "
+            f"a number that is not finite was first seen in {where}."
             " This step changed no parameter and the last checkpoint is kept: lower "
             "the learning rate, clip gradients (clip_norm=1.0) or look at its data"
         )
@@ -367,6 +384,7 @@ def start_training(
         parts,
         stored,
     )
+    optimizer.register_step_pre_hook(lambda *_: _check_step(training))
     training.trains = tuple(p.requires_grad for p in model.parameters())
     training.owners = {id(named[n]): b for b in blocks for n in b.parameters}
     _assemble(training)
@@ -418,6 +436,14 @@ def _assemble(training: Training) -> None:
         install(training.model, training.hooks)
     training.hooks.executor = executor
     training.hooks.updated = updated
+
+
+def _check_step(training: Training) -> None:
+    if not training.may_step:
+        raise ValueError(
+            "optimizer.step() on this rank's own gradients would let the ranks drift "
+            "apart; call job.update() in its place, and job.backward(loss) before it"
+        )
 
 
 def _hook(training: Training, name: str) -> Callable[[nn.Parameter], None]:

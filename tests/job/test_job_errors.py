@@ -101,7 +101,9 @@ def test_infinite_gradient_is_found_when_clipping() -> None:
 
     trial = Trial(Matrices, adamw, loss=loss, options={"clip_norm": 1.0})
     for zero in (0, 2):
-        with pytest.raises(NonFiniteLoss, match=r"step 1: the loss is 0\.0; first"):
+        with pytest.raises(
+            NonFiniteLoss, match=r"step 1: the loss is 0; .* first seen in the gradient"
+        ):
             train_on(2, replace(trial, zero=zero))
 
 

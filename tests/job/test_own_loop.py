@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from placet.job.job import Job
 from placet.wire.interface import Wire
+from placet.wire.twin import single
 from testing.one_device import assert_same_as_one_device
 from testing.ranks import run_ranks, run_threads
 from tests.job import own_loop_adopted, own_loop_plain
@@ -150,3 +151,12 @@ def test_own_loop_refuses_an_optimizer_that_wants_closures() -> None:
     job.backward(model(job.part(torch.ones(4, 2))).mean())
     with pytest.raises(ValueError, match=r"LBFGS.*job\.fit"):
         job.update()
+
+
+def test_own_loop_optimizer_step_is_refused_outside_update():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    Job(model, optimizer=optimizer, wire=single())
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(ValueError, match=r"call job\.update\(\) in its place"):
+        optimizer.step()
