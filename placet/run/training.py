@@ -324,8 +324,9 @@ class Training:
             ),
             "the loss only",
         )
+        mean = totals.loss_sum / totals.divisor
         raise NonFiniteLoss(
-            f"step {self.executor.step}: the loss is {totals.loss_sum / totals.divisor:g}; "
+            f"step {self.executor.step}: the loss is {mean:g}; "
             f"a number that is not finite was first seen in {where}."
             " This step changed no parameter and the last checkpoint is kept: lower "
             "the learning rate, clip gradients (clip_norm=1.0) or look at its data"
