@@ -76,7 +76,7 @@ def check_host(
             assert boxing[f"{way}_bytes"] == boxing[f"predicted_{way}_bytes"], boxing
     (end,) = events(folder, "end", host)
     ledger = end["ledger"]
-    # At ZeRO 1 and 2 the last update's gathers end after the last step, both ways alike.
+    # At ZeRO 1 and 2 the last update's gathers end after the last step, each way alike.
     after = ledger["boxings"] - sum(moved)
     assert 0 <= after < sum(moved) / len(steps)
     moved = [count + after // 2 for count in moved]

@@ -202,8 +202,9 @@ def test_batch_norm_far_from_zero_keeps_its_digits():
             return F.batch_norm(local, None, None, None, None, True)
 
     got = torch.cat(run_threads(2, run)).double()
-    single = F.batch_norm(x, None, None, None, None, True).double()
-    assert (got - reference).abs().max() <= 1.5 * (single - reference).abs().max()
+    # Two roundings of numbers of size 1e4; torch's own error depends on its threads.
+    rounding = 1e4 * torch.finfo(torch.float32).eps / x.double().std()
+    assert (got - reference).abs().max() <= 2 * rounding
 
 
 def alone(term: Tensor, name: str) -> Tensor:
