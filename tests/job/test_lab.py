@@ -149,10 +149,14 @@ def test_lab_ranks_get_torchruns_variables():
     assert not of_process(os.getpid())
 
 
-def one_fails(built: BuiltLab, fate: str) -> tuple[float, tuple[int, ...]]:
+def one_fails(built: BuiltLab, fate: str, ready: Path) -> tuple[float, tuple[int, ...]]:
+    """Rank 1 fails once rank 0 is in the state that `fate` says."""
     began = time.monotonic()
+    fails = (
+        f'[ "$RANK" = 1 ] && {{ until [ -e {ready} ]; do sleep 0.05; done; exit 3; }}'
+    )
     result = built.run(
-        ["sh", "-c", f'[ "$RANK" = 1 ] && exit 3; {fate}'],
+        ["sh", "-c", f"{fails}; {fate.format(ready=ready)}"],
         timeout_seconds=60,
         on_line=quiet,
     )
@@ -165,14 +169,16 @@ def one_fails(built: BuiltLab, fate: str) -> tuple[float, tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("fate", "code"),
     [
-        ("sleep 100", -signal.SIGTERM),
-        ("trap '' TERM; sleep 100; sleep 100", -signal.SIGKILL),
-        ("setsid sleep 100 & sleep 100", -signal.SIGTERM),
+        ("touch {ready}; sleep 100", -signal.SIGTERM),
+        ("trap '' TERM; touch {ready}; sleep 100; sleep 100", -signal.SIGKILL),
+        ("setsid sleep 100 & touch {ready}; sleep 100", -signal.SIGTERM),
     ],
 )
-def test_lab_stops_all_within_five_seconds_of_a_failure(fate: str, code: int):
+def test_lab_stops_all_within_five_seconds_of_a_failure(
+    fate: str, code: int, tmp_path: Path
+):
     with lab(Lab(hosts=2)) as built:
-        seconds, codes = one_fails(built, fate)
+        seconds, codes = one_fails(built, fate, tmp_path / "ready")
         assert seconds < 5
         assert codes == (code, 3)
         for name in built.network.hosts:
