@@ -266,7 +266,7 @@ def char_gpt(
     precision: Precision = "fp32",
     seed: int = 0,
 ) -> Job:
-    """A byte-level GPT on the source of Python's standard library (3 minutes, 2 cores).
+    """A byte-level GPT on the source of Python's standard library (4 minutes, 2 cores).
 
     Args:
         width: of the model.
