@@ -1,7 +1,5 @@
 """The launcher's promises, seen from outside: exit codes, messages, no orphans."""
 
-import os
-import select
 import signal
 import socket
 import subprocess
@@ -20,6 +18,7 @@ from placet.job.interrupt import SAME_PRESS_SECONDS, is_same_press
 from placet.job.launch import launch
 from placet.job.process import cores
 from placet.job.worker import Failure
+from tests.job.processes import assert_gone
 
 PROGRAM = Path(__file__).with_name("launch_program.py")
 END_SECONDS = 5.0
@@ -54,22 +53,6 @@ def worker_pids(process: subprocess.Popen[str], num_ranks: int) -> dict[int, int
     return {int(rank): int(pid) for rank, pid in lines}
 
 
-def assert_gone(pids: list[int], seconds: float = END_SECONDS) -> None:
-    """Fails unless all these processes end within the time."""
-    deadline = time.monotonic() + seconds
-    for pid in pids:
-        try:
-            handle = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            left = max(0.0, deadline - time.monotonic())
-            ended, _, _ = select.select([handle], [], [], left)
-            assert ended, f"process {pid} still runs after {seconds} s"
-        finally:
-            os.close(handle)
-
-
 @pytest.mark.procs
 def test_launch_returns_what_ranks_return():
     with started("return", 3) as process:
@@ -80,7 +63,7 @@ def test_launch_returns_what_ranks_return():
     assert err == ""
     assert process.returncode == 0
     assert sorted(pids) == [0, 1, 2]
-    assert_gone(list(pids.values()))
+    assert_gone(list(pids.values()), END_SECONDS)
 
 
 @pytest.mark.procs
@@ -98,7 +81,7 @@ def test_launch_raising_rank_is_told_first_and_ends_the_others():
     assert "worker.py" not in err
     assert "torch/distributed" not in err
     assert err.count("Traceback") == 1
-    assert_gone(list(pids.values()))
+    assert_gone(list(pids.values()), END_SECONDS)
 
 
 @pytest.mark.procs
@@ -108,7 +91,7 @@ def test_launch_killed_rank_is_named():
         _, err = process.communicate()
     assert process.returncode == 1
     assert err.startswith("rank 1 of 2 was killed by SIGKILL")
-    assert_gone(list(pids.values()))
+    assert_gone(list(pids.values()), END_SECONDS)
 
 
 @pytest.mark.procs
@@ -116,7 +99,7 @@ def test_launch_workers_die_with_a_killed_launcher():
     with started("wait") as process:
         pids = worker_pids(process, 2)
         process.kill()
-        assert_gone(list(pids.values()))
+        assert_gone(list(pids.values()), END_SECONDS)
 
 
 @pytest.mark.procs
@@ -130,7 +113,7 @@ def test_launch_first_interrupt_stops_second_kills():
     assert err.strip() == (
         "stopping after this step, saving; press Ctrl-C again to quit at once"
     )
-    assert_gone(list(pids.values()))
+    assert_gone(list(pids.values()), END_SECONDS)
 
 
 @pytest.mark.procs
@@ -145,7 +128,7 @@ def test_launch_second_interrupt_kills():
         process.send_signal(signal.SIGINT)
         process.communicate()
     assert process.returncode == 130
-    assert_gone(list(pids.values()))
+    assert_gone(list(pids.values()), END_SECONDS)
 
 
 @pytest.mark.procs
@@ -156,7 +139,7 @@ def test_launch_terminate_ends_the_workers():
         process.terminate()
         process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
-    assert_gone(list(pids.values()))
+    assert_gone(list(pids.values()), END_SECONDS)
 
 
 def test_launch_refuses_no_ranks():
