@@ -23,7 +23,7 @@ reserved: 48 bytes, little-endian. `native/frames.h` says it again."""
 SLICE_BYTES = 1 << 18
 """A DATA frame holds at most so many bytes; the next frame may be of another move."""
 
-MESSAGE_BYTES = 1 << 20
+MESSAGE_BYTES = 1 << 17
 """A CONTROL frame holds at most so many bytes."""
 
 EAGER_BYTES = 1 << 15
