@@ -17,6 +17,7 @@ from bench.harness import (
     Side,
     affordable,
     measure,
+    of_ranks,
     print_table,
     rows_of,
     run_bench,
@@ -78,6 +79,25 @@ def test_measure_keeps_to_its_budget_and_asks_the_other_ranks():
     assert found.num_pairs == 15
 
 
+def test_measure_lets_ranks_begin_each_step_together():
+    clock, aligned = Clock(), []
+    measured(
+        clock,
+        num_pairs=2,
+        budget_seconds=1e9,
+        num_warm_up=1,
+        align=lambda: aligned.append(len(clock.turns)),
+    )
+    assert aligned == list(range(9))
+
+
+def test_of_ranks_takes_the_slowest_and_all_cpu_time():
+    one = Measured(*[Samples((1.0, 4.0), (0.5, 0.5))] * 3)
+    other = Measured(*[Samples((3.0, 2.0), (1.0, 0.0))] * 3)
+    slowest = Samples((3.0, 4.0), (1.5, 0.5))
+    assert of_ranks([one, other]) == Measured(slowest, slowest, slowest)
+
+
 @pytest.mark.parametrize(
     ("wanted", "round_seconds", "budget_seconds", "rounds"),
     [(300, 0.1, 900, 300), (300, 10, 900, 90), (300, 100, 900, 12), (5, 100, 9, 5)],
@@ -134,6 +154,29 @@ def test_run_bench_quick_is_short_and_leaves_the_results_alone(monkeypatch, tmp_
     assert seen == [Options(quick=True, num_pairs=60, budget_seconds=15.0)]
     assert not (tmp_path / "results").exists()
     assert len(list((tmp_path / "quick").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "wire", "folder"),
+    [([], "new", "results"), (["--wire", "old"], "old", "quick")],
+)
+def test_run_bench_keeps_results_of_the_usual_wire_only(
+    monkeypatch, tmp_path, given, wire, folder
+):
+    monkeypatch.setattr(harness, "ROOT", tmp_path)
+    monkeypatch.setattr(harness, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(harness, "QUICK_RESULTS", tmp_path / "quick")
+    seen: list[str] = []
+    run_bench(
+        "toy",
+        "Is it?",
+        lambda o: (seen.append(o.wire), outcome(1.0))[1],
+        given,
+        wires=("new", "old"),
+    )
+    assert seen == [wire]
+    (path,) = (tmp_path / folder).iterdir()
+    assert json.loads(path.read_text())["command"].endswith(f"--wire {wire}")
 
 
 def test_print_table_shows_every_figure():
