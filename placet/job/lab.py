@@ -53,6 +53,8 @@ class Lab:
         rate: each host's link, both ways, as tc writes it: "100mbit", "1gbit".
         groups: "2x3": 2 groups of 3 hosts, each behind an uplink; None: no groups.
         group_rate: each group's uplink, both ways; given with `groups`.
+        uplink_per_host: each host has an uplink of its own at that rate, and none is
+            shared by a group.
         pin: give each host a core of its own, in turn.
 
     Raises:
@@ -64,6 +66,7 @@ class Lab:
     rate: str = "100mbit"
     groups: str | None = None
     group_rate: str | None = None
+    uplink_per_host: bool = False
     pin: bool = False
 
     def __post_init__(self) -> None:
@@ -77,6 +80,11 @@ class Lab:
             raise ValueError(
                 f"groups={self.groups!r} and group_rate={self.group_rate!r} come "
                 "together: groups='2x2', group_rate='50mbit'"
+            )
+        if self.uplink_per_host and self.groups is None:
+            raise ValueError(
+                "uplink_per_host=True without groups: no host would need its uplink; "
+                "give groups='2x2', group_rate='50mbit'"
             )
         if sum(self.group_sizes) != self.hosts:
             raise ValueError(
@@ -117,7 +125,8 @@ class LabResult:
         card_bytes: per host, bytes (sent, received) by its network card.
         card_packets: per host, packets (sent, received) that these bytes came in, each
             with a header of its own.
-        uplink_bytes: per group, bytes (sent, received) over its uplink.
+        uplink_bytes: per group, bytes (sent, received) over its uplink; per host where
+            each has one of its own, which `card_bytes` then leaves out.
         output: per rank, what it printed.
     """
 
@@ -242,7 +251,11 @@ def lab(wanted: Lab) -> Iterator[BuiltLab]:
     """
     with _terminate_as_exit():
         network = build(
-            next(_index), wanted.group_sizes, wanted.rate, wanted.group_rate
+            next(_index),
+            wanted.group_sizes,
+            wanted.rate,
+            wanted.group_rate,
+            uplink_per_host=wanted.uplink_per_host,
         )
         try:
             yield BuiltLab(wanted, network)

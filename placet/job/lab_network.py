@@ -9,6 +9,14 @@
 Without groups the hosts hang on `core` itself. The bridges live in one more namespace,
 so nothing here touches the machine's own network. Latency is not emulated.
 
+Where each host has an uplink of its own, it has a second card for it, on `core`:
+
+    host 0 [eth0]====[h0]- bridge g0          host 0 [eth1]====[x0]-+
+    host 1 [eth0]====[h1]- bridge g0          host 1 [eth1]====[x1]-+- bridge core
+    host 2 [eth0]====[h2]- bridge g1          host 2 [eth1]====[x2]-+
+
+A host still has one address, that of eth0; its routes lead to other groups by eth1.
+
 Names carry the process that made them: what a killed lab left behind is removed when
 the next one starts.
 """
@@ -40,12 +48,13 @@ class Network:
     Args:
         hosts: the namespace of each host.
         switch: the namespace of the bridges.
-        uplinks: per group, the interface (in `switch`) of its end of the uplink.
+        uplinks: (namespace, interface) of the lower end of each uplink, in the order of
+            the groups, or of the hosts where each has its own.
     """
 
     hosts: tuple[str, ...]
     switch: str
-    uplinks: tuple[str, ...] = ()
+    uplinks: tuple[tuple[str, str], ...] = ()
 
     def address(self, host: int) -> str:
         """The address of a host, known inside the lab only."""
@@ -53,7 +62,12 @@ class Network:
 
 
 def build(
-    index: int, groups: Sequence[int], rate: str, group_rate: str | None
+    index: int,
+    groups: Sequence[int],
+    rate: str,
+    group_rate: str | None,
+    *,
+    uplink_per_host: bool = False,
 ) -> Network:
     """Make the namespaces, bridges and shaped links.
 
@@ -61,7 +75,8 @@ def build(
         index: tells this process's labs apart.
         groups: how many hosts each group has; one group means no uplinks.
         rate: each host's link, as tc writes it: "100mbit".
-        group_rate: each group's uplink; None where there is one group.
+        group_rate: each uplink; None where there is one group.
+        uplink_per_host: each host has an uplink of its own, instead of each group.
 
     Raises:
         LabError: no root, no iproute2, or the kernel lacks namespaces or tbf.
@@ -69,11 +84,12 @@ def build(
     _check_machine()
     remove_stale()
     prefix = f"placet-lab-{os.getpid()}.{_started(os.getpid())}-{index}"
-    network = Network(
-        hosts=tuple(f"{prefix}-h{h}" for h in range(sum(groups))),
-        switch=f"{prefix}-switch",
-        uplinks=tuple(f"u{g}" for g in range(len(groups))) if group_rate else (),
-    )
+    hosts = tuple(f"{prefix}-h{h}" for h in range(sum(groups)))
+    switch = f"{prefix}-switch"
+    uplinks = [(switch, f"u{group}") for group in range(len(groups))]
+    if uplink_per_host:
+        uplinks = [(namespace, "eth1") for namespace in hosts]
+    network = Network(hosts, switch, tuple(uplinks) if group_rate else ())
     try:
         for namespace in (network.switch, *network.hosts):
             _run("ip", "netns", "add", namespace)
@@ -81,14 +97,22 @@ def build(
             _without_ipv6(namespace)
         _name_hosts(network)
         _bridge(network.switch, "core")
-        bridges = ["core"] * len(groups)
-        if group_rate is not None:
-            bridges = [
-                _group(network.switch, g, group_rate) for g in range(len(groups))
-            ]
-        where = [b for b, n in zip(bridges, groups, strict=True) for _ in range(n)]
-        for host, bridge in enumerate(where):
-            _host(network, host, bridge, rate)
+        group_of = [g for g, num_hosts in enumerate(groups) for _ in range(num_hosts)]
+        for group in range(len(groups)) if group_rate else ():
+            _bridge(switch, f"g{group}")
+            if group_rate is not None and not uplink_per_host:
+                _group_uplink(switch, group, group_rate)
+        for host, group in enumerate(group_of):
+            bridge = f"g{group}" if group_rate else "core"
+            _card(network, host, "eth0", f"h{host}", bridge, rate)
+            _run(
+                *("ip", "-n", hosts[host], "addr", "add", f"{_address(host)}/16"),
+                *("dev", "eth0"),
+            )
+            if group_rate is not None and uplink_per_host:
+                _card(network, host, "eth1", f"x{host}", "core", group_rate)
+                others = [h for h, g in enumerate(group_of) if g != group]
+                _route_by_uplink(network, host, others)
     except BaseException:
         remove(network)
         raise
@@ -141,9 +165,8 @@ def card_packets(network: Network) -> tuple[tuple[int, int], ...]:
 
 
 def uplink_bytes(network: Network) -> tuple[tuple[int, int], ...]:
-    """Bytes (sent to, received from) the core by each group so far."""
-    seen = [_counters(network.switch, name) for name in network.uplinks]
-    return tuple(seen)
+    """Bytes (sent to, received from) the core over each uplink so far."""
+    return tuple(_counters(*uplink) for uplink in network.uplinks)
 
 
 def _check_machine() -> None:
@@ -161,29 +184,36 @@ def _check_machine() -> None:
         )
 
 
-def _host(network: Network, host: int, bridge: str, rate: str) -> None:
-    namespace, port = network.hosts[host], f"h{host}"
+def _card(
+    network: Network, host: int, card: str, port: str, bridge: str, rate: str
+) -> None:
+    namespace = network.hosts[host]
     _run(
         *("ip", "-n", network.switch, "link", "add", port, "type", "veth"),
-        *("peer", "name", "eth0", "netns", namespace),
+        *("peer", "name", card, "netns", namespace),
     )
     _run("ip", "-n", network.switch, "link", "set", port, "master", bridge, "up")
-    address = f"{_address(host)}/16"
-    _run("ip", "-n", namespace, "addr", "add", address, "dev", "eth0")
-    _run("ip", "-n", namespace, "link", "set", "eth0", "up")
-    _shape(namespace, "eth0", rate)
+    _run("ip", "-n", namespace, "link", "set", card, "up")
+    _shape(namespace, card, rate)
     _shape(network.switch, port, rate)
 
 
-def _group(switch: str, group: int, group_rate: str) -> str:
+def _route_by_uplink(network: Network, host: int, others: Sequence[int]) -> None:
+    # eth1 needs no address: the kernel answers on every card for all of a host's.
+    for other in others:
+        _run(
+            *("ip", "-n", network.hosts[host], "route", "add", _address(other)),
+            *("dev", "eth1", "scope", "link", "src", _address(host)),
+        )
+
+
+def _group_uplink(switch: str, group: int, group_rate: str) -> None:
     bridge, up, down = f"g{group}", f"u{group}", f"d{group}"
-    _bridge(switch, bridge)
     _run("ip", "-n", switch, "link", "add", up, "type", "veth", "peer", "name", down)
     _run("ip", "-n", switch, "link", "set", up, "master", bridge, "up")
     _run("ip", "-n", switch, "link", "set", down, "master", "core", "up")
     _shape(switch, up, group_rate)
     _shape(switch, down, group_rate)
-    return bridge
 
 
 def _bridge(namespace: str, name: str) -> None:

@@ -115,6 +115,26 @@ def test_lab_shapes_links_and_counts_uplinks():
 
 
 @needs_lab
+def test_lab_gives_each_host_an_uplink_of_its_own():
+    wanted = Lab(
+        hosts=4, rate="1gbit", groups="2x2", group_rate="20mbit", uplink_per_host=True
+    )
+    result = run_in_lab(wanted, python(SEND), timeout_seconds=60, on_line=quiet)
+    assert result.ok, result.output
+    assert result.seconds >= 8 * (2_000_000 - 256 * 1024) / 20e6
+    payload = pytest.approx(2_000_000, rel=0.05)
+    little = pytest.approx(0, abs=100_000)
+    assert [sent for sent, _ in result.uplink_bytes] == [
+        little,
+        little,
+        little,
+        payload,
+    ]
+    assert [got for _, got in result.uplink_bytes] == [payload, little, little, little]
+    assert result.card_bytes == ((little, little),) * 4
+
+
+@needs_lab
 def test_lab_ranks_of_one_host_talk_past_its_card():
     result = run_in_lab(
         Lab(hosts=1, ranks_per_host=2),
@@ -288,6 +308,7 @@ def test_lab_refuses_without_tbf_and_leaves_nothing(
         ({"group_rate": "1mbit"}, "come together"),
         ({"groups": "2", "group_rate": "1mbit"}, "GROUPSxHOSTS"),
         ({"groups": "2x2", "group_rate": "1mbit"}, "holds 4 hosts, the lab has 2"),
+        ({"uplink_per_host": True}, "without groups"),
     ],
 )
 def test_lab_values_that_do_not_fit(given, message: str):
