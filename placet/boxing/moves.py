@@ -4,12 +4,22 @@ A move is one collective over flat, contiguous buffers. It says everything that 
 its bytes (group, counts, dtype, algorithm), so what a rank sends and receives is known
 before anything runs:
 
-    ring       each rank passes chunks to its predecessor in the group
-    tree       a rank that holds the elements passes them on, twice as many each round
-    direct     each pair of ranks exchanges what it needs, once
+    ring          each rank passes chunks to its predecessor in the group
+    tree          a rank that holds the elements passes them on, twice as many each
+                  round
+    direct        each pair of ranks exchanges what it needs, once
+    exchange      each rank gives each other all it has, and each reduces for itself
+    doubling      in round i pairs at distance 2**i swap and reduce all they have
+    hierarchical  a ring in each block of ranks, a ring across the blocks
 
-Ring and tree are those of gloo, byte for byte (headers apart). NCCL chooses its own and
-does not say which; there the figures are those of the same algorithms.
+Ring and tree are those of gloo, byte for byte (headers apart), and with direct they are
+what a move uses where nothing else is said. NCCL chooses its own and does not say
+which; there the figures are those of the same algorithms. The others need a wire that
+runs them; `placet.boxing.algorithms` chooses.
+
+What looks like another kind is one of these: a reduction to a root is a reduce-scatter
+with counts 0 but at the root; gather, scatter and send are all-to-alls with mostly
+counts 0; a barrier is an all-reduce of one element.
 
 Sums of `sent_bytes` and of `received_bytes` over a group are equal. Index i of `group`,
 `counts` and `chunks` is the i-th member, not the rank number.
@@ -17,49 +27,96 @@ Sums of `sent_bytes` and of `received_bytes` over a group are equal. Index i of 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import torch
 
-MoveReduction: TypeAlias = Literal["sum", "max", "min"]
+from placet.boxing.algorithm_bytes import (
+    doubling_elements,
+    exchange_elements,
+    hierarchical_elements,
+    ring_chunks,
+    ring_elements,
+)
+
+MoveReduction: TypeAlias = Literal["sum", "prod", "max", "min"]
 """What a wire computes; an average is a sum divided afterwards by the boxing."""
+
+AllReduceAlgorithm: TypeAlias = Literal["ring", "exchange", "doubling", "hierarchical"]
+"""How an all-reduce runs; see the module."""
+
+ScatterAlgorithm: TypeAlias = Literal["ring", "direct"]
+"""How an all-gather or a reduce-scatter runs; see the module."""
 
 
 @dataclass(frozen=True)
 class AllReduce:
-    """Each member gives n elements and gets the reduction of all, by a ring.
+    """Each member gives n elements and gets the reduction of all.
 
     Payload (n,) -> result (n,).
+
+    Args:
+        blocks: for a hierarchical one: which ranks share a host; two blocks or more,
+            all of one size of two or more.
+
+    Raises:
+        ValueError: the blocks do not fit the group or the algorithm.
     """
 
     group: tuple[int, ...]
     num_elements: int
     dtype: torch.dtype
     reduction: MoveReduction = "sum"
+    algorithm: AllReduceAlgorithm = "ring"
+    blocks: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.algorithm == "hierarchical" or self.blocks:
+            _check_blocks(self)
 
     @property
     def chunks(self) -> tuple[int, ...]:
         """Elements in each of the ring's chunks; member i completes chunk i."""
-        return _ring_chunks(self.num_elements, self.dtype.itemsize, len(self.group))
+        return ring_chunks(self.num_elements, self.dtype.itemsize, len(self.group))
 
     def sent_bytes(self, rank: int) -> int:
         """Bytes this rank sends."""
-        return self._ring_bytes(rank, other=-1)
+        return self._elements(rank)[0] * self.dtype.itemsize
 
     def received_bytes(self, rank: int) -> int:
         """Bytes this rank receives."""
-        return self._ring_bytes(rank, other=1)
+        return self._elements(rank)[1] * self.dtype.itemsize
 
-    def _ring_bytes(self, rank: int, other: int) -> int:
-        # Each half of the ring moves all chunks but one past a rank. Member i begins
-        # with chunk i + 1. It sends all but chunk i, then all but chunk i - 1, and
-        # gets all but chunk i + 1, then all but chunk i.
+    def _elements(self, rank: int) -> tuple[int, int]:
         size, me = len(self.group), self.group.index(rank)
         if size == 1:
-            return 0
-        left_out = self.chunks[me] + self.chunks[(me + other) % size]
-        return (2 * self.num_elements - left_out) * self.dtype.itemsize
+            return 0, 0
+        match self.algorithm:
+            case "ring":
+                return ring_elements(self.chunks, me)
+            case "exchange":
+                return exchange_elements(self.num_elements, size)
+            case "doubling":
+                return doubling_elements(self.num_elements, size, me)
+            case "hierarchical":
+                return hierarchical_elements(self.num_elements, self.blocks, rank)
+
+
+def _check_blocks(move: AllReduce) -> None:
+    if move.algorithm != "hierarchical":
+        raise ValueError(
+            f"blocks={move.blocks} with algorithm={move.algorithm!r}; only a "
+            "hierarchical all-reduce has blocks"
+        )
+    sizes = {len(block) for block in move.blocks}
+    members = sorted(rank for block in move.blocks for rank in block)
+    fits = len(sizes) == 1 and min(sizes) > 1 and len(move.blocks) > 1
+    if not fits or members != sorted(move.group):
+        raise ValueError(
+            f"blocks={move.blocks} over the group {move.group}; a hierarchical "
+            "all-reduce needs each member in one of 2 or more blocks, all of one size "
+            "of 2 or more"
+        )
 
 
 @dataclass(frozen=True)
@@ -67,21 +124,30 @@ class AllGather:
     """Member i gives counts[i] elements; each gets all, in group order.
 
     Payload (counts[i],) -> result (sum(counts),).
+
+    Args:
+        chosen: the algorithm, where it is not to be gloo's.
     """
 
     group: tuple[int, ...]
     counts: tuple[int, ...]
     dtype: torch.dtype
+    chosen: ScatterAlgorithm | None = None
 
     @property
-    def algorithm(self) -> Literal["ring", "direct"]:
-        """Ring where all counts are equal, direct elsewhere."""
+    def algorithm(self) -> ScatterAlgorithm:
+        """As chosen; else ring where all counts are equal, direct elsewhere."""
+        if self.chosen is not None:
+            return self.chosen
         return "ring" if len(set(self.counts)) == 1 else "direct"
 
     def sent_bytes(self, rank: int) -> int:
         """Bytes this rank sends."""
-        own = self.counts[self.group.index(rank)]
-        return own * (len(self.group) - 1) * self.dtype.itemsize
+        me = self.group.index(rank)
+        if self.algorithm == "ring":
+            # It passes on all but what its predecessor began with.
+            return (sum(self.counts) - self.counts[me - 1]) * self.dtype.itemsize
+        return self.counts[me] * (len(self.group) - 1) * self.dtype.itemsize
 
     def received_bytes(self, rank: int) -> int:
         """Bytes this rank receives."""
@@ -93,7 +159,8 @@ class AllGather:
 class ReduceScatter:
     """Each member gives sum(counts) elements; member i gets its counts[i], reduced.
 
-    Direct (gloo's own would all-reduce the payload, at twice the bytes).
+    Direct where nothing is said (gloo's own would all-reduce the payload, at twice the
+    bytes).
 
     Payload (sum(counts),), ordered by receiver -> result (counts[i],).
     """
@@ -102,6 +169,7 @@ class ReduceScatter:
     counts: tuple[int, ...]
     dtype: torch.dtype
     reduction: MoveReduction = "sum"
+    algorithm: ScatterAlgorithm = "direct"
 
     def sent_bytes(self, rank: int) -> int:
         """Bytes this rank sends."""
@@ -110,8 +178,12 @@ class ReduceScatter:
 
     def received_bytes(self, rank: int) -> int:
         """Bytes this rank receives."""
-        own = self.counts[self.group.index(rank)]
-        return own * (len(self.group) - 1) * self.dtype.itemsize
+        size, me = len(self.group), self.group.index(rank)
+        if self.algorithm == "ring":
+            # Its successor sends it all but what it completes itself.
+            left_out = self.counts[(me + 1) % size]
+            return (sum(self.counts) - left_out) * self.dtype.itemsize
+        return self.counts[me] * (size - 1) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -181,23 +253,6 @@ class BroadcastFrom:
 
 
 Move: TypeAlias = AllReduce | AllGather | ReduceScatter | AllToAll | BroadcastFrom
-
-
-_RING_SEGMENT_BYTES = 1 << 20
-
-
-@lru_cache(maxsize=4096)
-def _ring_chunks(num_elements: int, itemsize: int, size: int) -> tuple[int, ...]:
-    # gloo's rule (gloo/allreduce.cc, ring): equal segments of at most about 1 MiB, the
-    # same number in each chunk and at least two; only the last ones are short.
-    num_bytes = num_elements * itemsize
-    limit = max(1, _RING_SEGMENT_BYTES // itemsize) * itemsize
-    num_segments = max(-(-num_bytes // limit), 2 * size)
-    per_chunk = -(-num_segments // size)
-    segment_bytes = -(-num_bytes // (per_chunk * size))
-    step = -(-segment_bytes // itemsize) * per_chunk
-    starts = (min(i * step, num_elements) for i in range(size))
-    return tuple(min(step, num_elements - start) for start in starts)
 
 
 def describe(move: Move) -> str:

@@ -17,7 +17,7 @@ pytorch#85234).
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,7 @@ from placet.boxing.moves import (
     Move,
     MoveReduction,
     ReduceScatter,
+    describe,
 )
 from placet.wire.check import result_size
 from placet.wire.interface import Traffic
@@ -43,6 +44,7 @@ _SEGMENT_BYTES = 2**20
 
 _OPS: dict[MoveReduction, dist.ReduceOp.RedOpType] = {
     "sum": dist.ReduceOp.SUM,
+    "prod": dist.ReduceOp.PRODUCT,
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
 }
@@ -98,10 +100,15 @@ class Call:
 
 
 def start(call: Call) -> Started:
-    """Start a move; nothing here waits."""
+    """Start a move; nothing here waits.
+
+    Raises:
+        ValueError: the move asks for an algorithm that a process group does not have.
+    """
     move = call.move
     if len(move.group) == 1:
         return _alone(call)
+    _check_algorithm(call)
     match move:
         case AllReduce():
             return _all_reduce(call, move)
@@ -131,6 +138,24 @@ def most_header_bytes(move: Move) -> int:
         case ReduceScatter() | AllToAll() | BroadcastFrom():
             num_sent = rounds
     return 2 * num_sent * 3 * HEADER_BYTES
+
+
+def _check_algorithm(call: Call) -> None:
+    # Another one would give the right values, but not the bytes that the move predicts.
+    match call.move:
+        case AllReduce(algorithm=asked):
+            known = "ring"
+        case AllGather(chosen=asked) if asked is not None:
+            known = replace(call.move, chosen=None).algorithm
+        case ReduceScatter(algorithm=asked):
+            known = "direct"
+        case _:
+            return
+    if asked != known:
+        raise ValueError(
+            f"key {call.key!r} ({describe(call.move)}): algorithm {asked!r}; a process "
+            f"group runs this one as {known!r} only: leave the algorithm out"
+        )
 
 
 def _alone(call: Call) -> Started:

@@ -23,6 +23,7 @@ from placet.wire.interface import Traffic
 
 REDUCE: dict[MoveReduction, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": torch.add,
+    "prod": torch.mul,
     "max": torch.maximum,
     "min": torch.minimum,
 }
