@@ -6,6 +6,8 @@ Ours, and there are no others (a test counts them):
 
 torchrun's, by which a process knows that it is a worker: RANK, WORLD_SIZE, LOCAL_RANK,
 LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
+
+torch.distributed's, for the network interface between hosts: GLOO_SOCKET_IFNAME.
 """
 
 import os
@@ -62,6 +64,14 @@ def worker() -> Worker | None:
         master_address=os.environ["MASTER_ADDR"],
         master_port=_number("MASTER_PORT"),
     )
+
+
+def network_interface() -> str | None:
+    """The network interface by which other hosts reach this one, where one is named.
+
+    It is gloo's variable, so that who has set it for gloo need set nothing else.
+    """
+    return os.environ.get("GLOO_SOCKET_IFNAME") or None
 
 
 def run_dir() -> Path | None:

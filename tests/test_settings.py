@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from placet import settings
-from placet.settings import Worker, child_environment, run_dir, set_run_dir, worker
+from placet.settings import (
+    Worker,
+    child_environment,
+    network_interface,
+    run_dir,
+    set_run_dir,
+    worker,
+)
 
 TORCHRUN = {
     "RANK": "3",
@@ -55,6 +62,14 @@ def test_worker_refuses(monkeypatch: pytest.MonkeyPatch, change, message: str):
     give(monkeypatch, given)
     with pytest.raises(ValueError, match=message):
         worker()
+
+
+def test_network_interface_is_gloos(monkeypatch: pytest.MonkeyPatch):
+    for given, expected in {"": None, "eth1": "eth1", "eth1,eth2": "eth1,eth2"}.items():
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", given)
+        assert network_interface() == expected
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    assert network_interface() is None
 
 
 def test_run_dir_is_what_was_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
