@@ -180,7 +180,6 @@ class Channel:
         self.early = Early(epoch)
         self.ahead: Early | None = None
         self.ended: str | None = None
-        self.broken: str | None = None
         self.hung_since: float | None = None
         self.unread = False
         self.unread_message_bytes = 0
@@ -218,8 +217,15 @@ class Channel:
         """Whether all that was queued is gone."""
         return not self._flying and not self.control
 
-    def keep(self, running: Running) -> None:
-        """Copy what is on its way of a task that ends."""
+    def carries(self, running: Running) -> bool:
+        """Whether something of the task is on its way."""
+        return any(frame.running is running for frame in self._flying)
+
+    def drop(self, running: Running) -> None:
+        """A task ends: what is on its way of it goes on from a copy."""
+        self.lanes.pop(running.handle, None)
+        if self.last is running:
+            self.last = None
         for frame in self._flying:
             if frame.running is running:
                 frame.keep()
@@ -247,6 +253,9 @@ class Channel:
         self.early = Early(epoch)
         self.lanes.clear()
         self.last, self.sticky = None, -1
+        # A header's fourth byte is its kind; messages are not of an epoch.
+        kept = [x for x in self.control if x[3] != FrameKind.READY]
+        self.control = deque(kept)
         if self.ahead is not None and self.ahead.epoch <= epoch:
             if self.ahead.epoch == epoch:
                 self.early = self.ahead

@@ -48,7 +48,7 @@ class PlainCore(Core):
         self._pipes: dict[int, tuple[Channel, Pipe]] = {}
         # Edge-triggered: sockets that wait for their turn then tell us only once.
         mask = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
-        for channel in self._machine.channels.values():
+        for channel in self._machine.channels():
             for pipe in channel.pipes:
                 number = pipe.connection.fileno()
                 self._pipes[number] = channel, pipe
@@ -121,7 +121,7 @@ class PlainCore(Core):
     def next_event(self, seconds: float) -> Event | None:
         """The next event, or None after so long."""
         with self._news:
-            self._news.wait_for(lambda: self._machine.events, _timeout(seconds))
+            self._news.wait_for(lambda: self._machine.has_events, _timeout(seconds))
             return self._machine.next_event()
 
     def advance(self, epoch: int, lost: frozenset[int]) -> None:
@@ -158,7 +158,7 @@ class PlainCore(Core):
 
     def _share_news(self) -> None:
         self._news.notify_all()
-        if self._machine.unsent:
+        if self._machine.busy:
             os.eventfd_write(self._wake, 1)
 
     # The thread.
@@ -177,7 +177,7 @@ class PlainCore(Core):
                 except Exception as error:
                     # A thread that dies in silence would hang its callers.
                     moved = True
-                    for channel in self._machine.channels.values():
+                    for channel in self._machine.channels():
                         self._machine.lose(channel, f"the core failed: {error!r}")
                 if moved:
                     moved_at = time.monotonic()
@@ -188,11 +188,10 @@ class PlainCore(Core):
     def _patience(self) -> float | None:
         """How long the thread may sleep; None for ever."""
         with self._news:
-            channels = [x for x in self._machine.channels.values() if x.ended is None]
-            if self._machine.unsent or any(channel.unread for channel in channels):
+            if self._machine.busy:
                 return 0.0
-            hung = [x.hung_since for x in channels if x.hung_since is not None]
-            until = [moment + HUNG_SECONDS for moment in hung]
+            hung = [x.hung_since for x in self._machine.channels()]
+            until = [x + HUNG_SECONDS for x in hung if x is not None]
             if self._closed:
                 until = [self._close_by]
             if not until:
@@ -202,38 +201,32 @@ class PlainCore(Core):
     def _pass(self, found: list[tuple[int, int]]) -> bool:
         """Read and send what can be; whether anything happened."""
         ends = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
-        moved = False
-        readable = {x.peer for x in self._machine.channels.values() if x.unread}
+        readable = []
         for number, mask in found:
             if number == self._wake:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
                 continue
-            moved = True
             channel, pipe = self._pipes[number]
             if mask & select.EPOLLOUT:
                 pipe.blocked = False
             if mask & ends and channel.hung_since is None:
                 channel.hung_since = time.monotonic()
-            readable.add(channel.peer)
-        for peer in readable:
-            self._machine.read(self._machine.channels[peer])
-        self._machine.pump()
+            readable.append(channel)
+        moved = self._machine.work(readable)
         now = time.monotonic()
-        for channel in self._machine.channels.values():
-            if channel.ended is None and channel.hung_since is not None:
-                hung = now - channel.hung_since >= HUNG_SECONDS
-                if hung and not channel.unread and not self._closed:
-                    self._machine.lose(channel, "one of its connections was closed")
-                    moved = True
-        return moved or bool(readable)
+        for channel in self._machine.channels():
+            since = channel.hung_since
+            is_hung = since is not None and now - since >= HUNG_SECONDS
+            if is_hung and not channel.unread and not self._closed:
+                self._machine.lose(channel, "one of its connections was closed")
+                moved = True
+        return moved
 
     def _finish_close(self) -> bool:
         """End the links that have said all; whether none is left."""
         late = time.monotonic() >= self._close_by
-        for channel in self._machine.channels.values():
-            if channel.ended is not None:
-                continue
+        for channel in self._machine.channels():
             if late:
                 self._machine.lose(channel, "closed")
             elif channel.idle():
@@ -242,7 +235,7 @@ class PlainCore(Core):
                 for pipe in channel.pipes:
                     with contextlib.suppress(OSError):
                         pipe.connection.shutdown(socket.SHUT_WR)
-        return all(x.ended is not None for x in self._machine.channels.values())
+        return not self._machine.channels()
 
 
 def _timeout(seconds: float) -> float:
