@@ -222,7 +222,7 @@ class _Board:
             try:
                 cards.append(json.loads(self.store.get(f"{what}/{peer}", left)))
             except TimeoutError:
-                absent.append(f"rank {peer} never published its {what} address")
+                absent.append(f"rank {peer} never published its {what}")
         if absent:
             self.give_up(absent)
         return cards
@@ -236,7 +236,7 @@ class _Board:
 
 
 def _share_near(board: _Board, mine: _Near) -> list[_Near]:
-    cards = board.share("near", asdict(mine))
+    cards = board.share("address", asdict(mine))
     for peer, card in enumerate(cards):
         if card.get("version") != VERSION:
             raise RanksDiffer(
@@ -265,7 +265,7 @@ def _share_far(
         )
     counts = [num_sockets.get(peer, 0) for peer in range(board.num_ranks)]
     mine = _Far(address.place, address.port, counts)
-    fars = [_Far(**card) for card in board.share("TCP", asdict(mine))]
+    fars = [_Far(**card) for card in board.share("TCP address", asdict(mine))]
     for peer, num in num_sockets.items():
         if (theirs := fars[peer].num_sockets[board.rank]) != num:
             raise RanksDiffer(

@@ -32,21 +32,22 @@ class MemoryStore:
             return self.values[key]
 
 
-def meet_all(
+def meet_each(
     num_ranks: int,
+    *,
     store: Any = None,
     ranks: Sequence[int] | None = None,
-    hosts: Callable[[int], str] | None = None,
+    each: Callable[[int], dict[str, Any]] = lambda rank: {},
     **changes: Any,
-) -> list[Meeting]:
-    """What `meet` gives on each of the ranks; the first error is raised.
+) -> list[Meeting | BaseException]:
+    """What `meet` gives, or raises, on each of the ranks.
 
     Args:
         num_ranks: of the meeting.
         store: where; a new one by default.
         ranks: those who come; all by default.
-        hosts: the host's name for each rank; by default all on this one.
-        changes: arguments of `meet`.
+        each: arguments of `meet` for one rank.
+        changes: arguments of `meet` for all.
     """
     store = MemoryStore() if store is None else store
     arguments: dict[str, Any] = {
@@ -59,23 +60,21 @@ def meet_all(
     who = range(num_ranks) if ranks is None else ranks
     with ThreadPoolExecutor(len(who)) as pool:
         futures = [
-            pool.submit(
-                meet,
-                store,
-                rank,
-                num_ranks,
-                host=hosts(rank) if hosts else None,
-                **arguments,
-            )
+            pool.submit(meet, store, rank, num_ranks, **{**arguments, **each(rank)})
             for rank in who
         ]
-        errors = [e for f in futures if (e := f.exception()) is not None]
-        if errors:
-            for future in futures:
-                if future.exception() is None:
-                    close([future.result()])
-            raise errors[0]
-        return [future.result() for future in futures]
+        return [future.exception() or future.result() for future in futures]
+
+
+def meet_all(num_ranks: int, **changes: Any) -> list[Meeting]:
+    """The same where all should meet; the first error is raised."""
+    came = meet_each(num_ranks, **changes)
+    meetings = [one for one in came if isinstance(one, Meeting)]
+    for error in came:
+        if isinstance(error, BaseException):
+            close(meetings)
+            raise error
+    return meetings
 
 
 def link(meeting: Meeting, peer: int) -> Link:
