@@ -25,6 +25,7 @@ DONE_BY = {
     "train": "placet.job.train",
     "report": "placet.job.report",
     "lab": "placet.job.lab_command",
+    "calibrate": "placet.job.calibrate",
     "doctor": "placet.job.doctor",
 }
 
@@ -180,6 +181,50 @@ def lab(
             group_rate=group_rate,
             timeout_seconds=timeout_seconds,
         )
+    except ValueError as error:
+        raise bad_input(error) from None
+    raise typer.Exit(code)
+
+
+@app.command()
+def calibrate(
+    links: Annotated[
+        bool, typer.Option("--links", help="Measure what joins the ranks.")
+    ] = False,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--ranks",
+            help="Local ranks. Under torchrun its own number holds. (default: one a "
+            "core, at least 2)",
+            show_default=False,
+        ),
+    ] = None,
+    cluster_out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the cluster here, as TOML.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Measure this machine, or those that torchrun has started ranks on.
+
+    \b
+    placet calibrate --links -n 4 --cluster-out cluster.toml
+    torchrun --nproc-per-node 2 -m placet calibrate --links --cluster-out cluster.toml
+
+    Latency and bytes/s between ranks of a host, between hosts and between groups of
+    hosts, with all ranks sending at once.
+    """
+    try:
+        if not links:
+            raise ValueError("nothing to measure; add --links")
+        if worker() is None and ranks is not None and ranks > 1:
+            start_forkserver(ranks)  # as for `train`
+        code = _done_by("calibrate", "calibrate")(ranks, cluster_out)
     except ValueError as error:
         raise bad_input(error) from None
     raise typer.Exit(code)
