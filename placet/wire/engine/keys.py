@@ -1,0 +1,58 @@
+"""How members find that they mean the same collective: by number, from group and key.
+
+    number(group, key, turn) = hash of the three, 64 bits
+
+The turn counts how often this rank has used the key in this group, so a key serves
+again at each step. Two different collectives get one number with a chance of about
+n**2 / 2**65 for n of them: 1 in 10**9 for 200,000 in flight at one time.
+"""
+
+from hashlib import blake2b
+from struct import pack
+
+from placet.boxing.moves import Move
+
+TEXT_LENGTH = 600
+"""A move's text in a message is cut after so many characters."""
+
+
+class KeyTable:
+    """Counts how often each key was used in each group.
+
+    It grows by about 100 bytes with each distinct key of a group and never shrinks, so
+    keys should be few and static ("grads.3", not "step 1207, grads.3").
+    """
+
+    def __init__(self) -> None:
+        self._turns: dict[int, int] = {}
+
+    def next_number(self, scope: bytes, key: str) -> int:
+        """The number of the key's next collective in a scope (see `scope_of`)."""
+        base = blake2b(scope + key.encode(), digest_size=8).digest()
+        name = int.from_bytes(base, "little")
+        turn = self._turns.get(name, 0)
+        self._turns[name] = turn + 1
+        turned = blake2b(base + turn.to_bytes(8, "little"), digest_size=8).digest()
+        return int.from_bytes(turned, "little")
+
+    def clear(self) -> None:
+        """Begin all counts anew."""
+        self._turns.clear()
+
+
+def scope_of(group: tuple[int, ...], *, control: bool = False) -> bytes:
+    """Where a key counts: in a group, apart from the wire's own moves (control)."""
+    return blake2b(pack(f"<?{len(group)}q", control, *group), digest_size=16).digest()
+
+
+def fingerprint(move: Move) -> int:
+    """A hash (64 bits) of all that members must agree on."""
+    digest = blake2b(repr(move).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def full_text(move: Move) -> str:
+    """All that members must agree on, for people; the middle is cut if it is long."""
+    text = repr(move)
+    half = TEXT_LENGTH // 2
+    return text if len(text) <= TEXT_LENGTH else f"{text[:half]} ... {text[-half:]}"
