@@ -1,16 +1,19 @@
-"""`placet doctor`: what this machine has for training, and what it lacks."""
+"""`placet doctor`: what this machine has for training; or what happened in a run."""
 
 import os
 import platform
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
+from placet.job.doctor_run import read_evidence, tell
+from placet.job.doctor_tables import show
 from placet.job.lab import lab_missing
 from placet.job.process import cores
 
@@ -39,6 +42,16 @@ def examine() -> int:
         table.add_row(mark, finding.subject, finding.text)
     Console(highlight=False).print(table)
     return int(any(f.is_lacking and f.subject == "gloo" for f in found))
+
+
+def explain_run(run: Path) -> int:
+    """Print what happened in a run, from its folder; 0.
+
+    Raises:
+        ValueError: it is no run's folder.
+    """
+    show(tell(read_evidence(run)), Console(highlight=False))
+    return 0
 
 
 def findings() -> Iterator[Finding]:

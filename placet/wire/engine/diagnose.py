@@ -172,7 +172,7 @@ def explain(
     missing = situation.missing(called)
     there = [m for m in group if m not in missing]
     lines = [
-        f"rank {my_rank}: {_name(called)} has not ended after {_seconds(seconds)}",
+        f"rank {my_rank}: {_name(called)} has not ended after {seconds_text(seconds)}",
         f"it is {move_text}",
         f"submitted by {ranks_text(there)}"
         + (f", not by {ranks_text(missing)}" if missing else ""),
@@ -244,11 +244,13 @@ def _sentence(situation: Situation, found: Found) -> str:
         other = situation.other_group(found.called, found.ranks[0])
         over = "" if other is None else f" over {ranks_text(other[1])}"
         return f"{who} submitted {name}{over}, others over {ranks_text(group)}"
+    has, waits = ("has", "waits") if len(found.ranks) == 1 else ("have", "wait")
     return {
         Cause.SILENT: f"{who} did not submit {name} and gave no answer",
-        Cause.NEVER: f"{who} did not submit {name}, and has gone on to other moves",
-        Cause.LATE: f"{who} has not submitted {name} and computes; it waits for none",
-        Cause.UNKNOWN: f"{who} did not submit {name}; what it does is not known",
+        Cause.NEVER: f"{who} did not submit {name} and went on to other moves",
+        Cause.LATE: f"{who} {has} not submitted {name} yet and {waits} for nothing: "
+        "still computing",
+        Cause.UNKNOWN: f"{who} did not submit {name}, for reasons not known here",
     }.get(found.cause, f"all members submitted {name}: its bytes are under way")
 
 
@@ -308,11 +310,11 @@ def _doing(rank: int, reports: Mapping[int, Report | None]) -> str:
         ages = [p.seconds for p in report.pending if (p.key, p.group) == report.waiting]
         since = report.waiting_seconds
         since = max(ages, default=None) if since is None else since
-        text += "" if since is None else f" for {_seconds(since)}"
+        text += "" if since is None else f" for {seconds_text(since)}"
     if report.finished:
         text += f"; last finished {report.finished[-1]!r}"
         if report.finished_seconds is not None:
-            text += f" {_seconds(report.finished_seconds)} ago"
+            text += f" {seconds_text(report.finished_seconds)} ago"
     else:
         text += "; finished nothing so far"
     if report.num_left_out:
@@ -335,8 +337,9 @@ def _name(called: Called) -> str:
     return f"{called[0]!r} over {ranks_text(called[1])}"
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds < 100 else f"{seconds:.0f} s"
+def seconds_text(seconds: float) -> str:
+    """`0.25 s`, `12.3 s`, `1234 s`."""
+    return f"{round(seconds, 2):.3g} s" if seconds < 100 else f"{seconds:.0f} s"
 
 
 def _report(read: Any) -> Report:

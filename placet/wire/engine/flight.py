@@ -48,6 +48,8 @@ class Noted(StrEnum):
     """It failed on this rank: key, group, error (the class's name), text."""
     LOST = "lost"
     """The link to a rank ended: rank, text. No key."""
+    REFORM = "reform"
+    """The ranks that are left go on as a new group, with new numbers. No key."""
 
 
 @dataclass(frozen=True)

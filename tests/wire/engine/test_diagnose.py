@@ -180,6 +180,15 @@ def test_root_is_found_along_a_chain_and_the_chain_is_told():
     )
 
 
+def test_dead_rank_far_away_goes_before_a_near_one_that_computes():
+    called, b = ("a", (0, 1, 2)), ("b", (2, 3))
+    reports = {1: computes(1), 2: waits(2, b), 3: None}
+    said = ask(called, reports)
+    assert (said.cause, said.ranks) == (Cause.SILENT, (3,))
+    reports[3] = computes(3)
+    assert ask(called, reports).ranks == (1,)  # of two alike the nearer
+
+
 def test_all_submitted_is_a_slow_link():
     said = ask(A, {0: computes(0, pending(A, 1)), 1: computes(1)})
     assert said.cause == Cause.UNDER_WAY
