@@ -74,6 +74,12 @@ def network_interface() -> str | None:
     return os.environ.get("GLOO_SOCKET_IFNAME") or None
 
 
+def cache_dir() -> Path:
+    """Where what can be made again is kept for this user, such as compiled code."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "placet"
+
+
 def run_dir() -> Path | None:
     """The folder of this run, where a launcher chose one."""
     given = os.environ.get(RUN_DIR)

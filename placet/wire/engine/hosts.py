@@ -10,7 +10,7 @@ from fcntl import ioctl
 from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-NETWORK = Path("/proc/self/ns/net")
+NETWORK = Path("/proc/thread-self/ns/net")
 SIOCGIFADDR = 0x8915  # "the address of this interface", linux/sockios.h
 
 

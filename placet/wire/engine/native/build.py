@@ -19,6 +19,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from placet.settings import cache_dir
+
 SOURCES = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-pthread")
 TIMEOUT_SECONDS = 120.0
@@ -40,7 +42,7 @@ def library(folder: Path | None = None) -> Path:
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if platform.system() != "Linux":
         raise CannotBuild(f"the native core is for Linux, this is {platform.system()}")
-    kept = folder or _cache_folder()
+    kept = folder or cache_dir()
     path = kept / f"engine-{_digest(compiler)}.so"
     if path.exists():
         return path
@@ -85,8 +87,3 @@ def _processor() -> str:
     # -march=native: a cache that machines share must keep them apart.
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line for line in lines if line.startswith(("flags", "Feat"))), "")
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "placet"

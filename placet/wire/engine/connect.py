@@ -1,0 +1,108 @@
+"""From a store to a running engine: meet the other ranks, start a core and a wire."""
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from placet.placement.cluster import Cluster
+from placet.wire.engine.core import Core, Link
+from placet.wire.engine.meeting import MeetingStore, meet
+from placet.wire.engine.native.build import CannotBuild, library
+from placet.wire.engine.native.core import NativeCore
+from placet.wire.engine.plain.core import PlainCore
+from placet.wire.engine.wire import EngineWire, start_wire
+
+CoreName: TypeAlias = Literal["native", "plain"]
+
+MEMORY_BYTES = (1 << 12) + (1 << 20)
+"""Memory that two ranks of a host share for each direction: a page and a ring."""
+
+SPIN_SECONDS = 5e-5
+"""How long a waiting rank looks for news before it sleeps, where each has a core."""
+
+
+def connect_engine(
+    store: MeetingStore,
+    rank: int,
+    num_ranks: int,
+    *,
+    timeout_seconds: float = 300.0,
+    cluster: Cluster | None = None,
+    core: CoreName | None = None,
+    debug: bool = False,
+    report_folder: Path | None = None,
+    num_sockets: int = 1,
+    towards: str | None = None,
+) -> EngineWire:
+    """Join the other ranks by the engine; each rank calls it once.
+
+    Args:
+        store: where the ranks meet; empty, and this meeting's alone.
+        rank: this rank.
+        num_ranks: how many there are.
+        timeout_seconds: deadline of the meeting and of every move.
+        cluster: the links between ranks, by which algorithms are chosen; equal on all.
+        core: "native" (C++) or "plain" (Python); native where it can be compiled.
+        debug: see `EngineWire`.
+        report_folder: where flight records go when something fails.
+        num_sockets: TCP sockets between two hosts' ranks.
+        towards: see `meet`.
+
+    Raises:
+        WireTimeout: not all ranks came; names them.
+        RanksDiffer: they came with different versions or settings.
+        CannotBuild: the native core was asked for and cannot be compiled.
+    """
+    name = core or _best_core()
+    meeting = meet(
+        store,
+        rank,
+        num_ranks,
+        timeout_seconds=timeout_seconds,
+        share_memory=name == "native",
+        memory_bytes=MEMORY_BYTES,
+        num_sockets=num_sockets,
+        towards=towards,
+    )
+    num_here = meeting.hosts.count(meeting.hosts[rank])
+    return start_wire(
+        make_core(name, rank, meeting.links, num_here),
+        rank=rank,
+        num_ranks=num_ranks,
+        hosts=meeting.hosts,
+        timeout_seconds=timeout_seconds,
+        cluster=cluster,
+        debug=debug,
+        report_folder=report_folder,
+    )
+
+
+def make_core(name: CoreName, peer: int, links: Sequence[Link], num_here: int) -> Core:
+    """A core over links, which it owns from then on.
+
+    Args:
+        name: which one.
+        peer: this process's number.
+        links: to all others.
+        num_here: ranks on this host; they sleep early where cores are too few.
+    """
+    spin_seconds = SPIN_SECONDS if num_here <= len(os.sched_getaffinity(0)) else 0.0
+    if name == "native":
+        return NativeCore(peer, links, spin_seconds=spin_seconds)
+    return PlainCore(peer, links, spin_seconds=spin_seconds)
+
+
+def _best_core() -> CoreName:
+    try:
+        library()
+    except CannotBuild as error:
+        warnings.warn(
+            f"the wire's native core cannot be compiled, so the slower one in Python "
+            f"carries the moves: {error}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return "plain"
+    return "native"
