@@ -231,9 +231,20 @@ def calibrate(
 
 
 @app.command()
-def doctor() -> None:
-    """Print what placet finds on this machine, and what it lacks."""
-    raise typer.Exit(_done_by("doctor", "examine")())
+def doctor(
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="A run's folder.", show_default=False),
+    ] = None,
+) -> None:
+    """Explain why a run failed or hangs; without RUN, what this machine lacks."""
+    if run is None:
+        raise typer.Exit(_done_by("doctor", "examine")())
+    try:
+        code = _done_by("doctor", "explain_run")(run)
+    except ValueError as error:
+        raise bad_input(error) from None
+    raise typer.Exit(code)
 
 
 def _done_by(command: str, function: str) -> Callable[..., Any]:
