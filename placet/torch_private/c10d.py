@@ -2,10 +2,31 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import cast
+from types import CodeType, FrameType
+from typing import Any, cast
 
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed import ProcessGroup
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    GradBucket,
+    PrefixStore,
+    ReduceOp,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+    Store,
+    TCPStore,
+    Work,
+    _DistributedBackendOptions,
+)
+from torch.distributed import Backend, ProcessGroup
 from torch.distributed.distributed_c10d import (
     GroupName,
     _get_default_group,
@@ -15,13 +36,41 @@ from torch.distributed.distributed_c10d import (
 )
 
 __all__ = [
+    "AllToAllOptions",
+    "AllgatherOptions",
+    "AllreduceCoalescedOptions",
+    "AllreduceOptions",
+    "BarrierOptions",
+    "BroadcastOptions",
+    "CreatorOptions",
+    "GatherOptions",
+    "GroupBase",
     "PrefixStore",
+    "ReduceOp",
+    "ReduceOptions",
+    "ReduceScatterOptions",
+    "ScatterOptions",
     "Store",
     "TCPStore",
+    "Work",
+    "bucket_index",
+    "c10d_group",
+    "configuration_of",
     "default_store",
+    "fsdp_module_name",
     "group_of",
+    "has_bucket",
+    "is_fsdp_code",
+    "reduction_of",
     "set_bytes",
 ]
+
+GroupBase: Any = ProcessGroup
+"""`ProcessGroup` to make subclasses of: its stubs' constructor and overloads are not
+those that a subclass has."""
+
+CreatorOptions = _DistributedBackendOptions
+"""What torch tells the creator of a backend: store, ranks, timeout, name."""
 
 
 def default_store() -> Store:
@@ -59,3 +108,67 @@ def group_of(ranks: Sequence[int], name: str, timeout: timedelta) -> ProcessGrou
 def set_bytes(store: Store, key: str, value: bytes) -> None:
     """Store any bytes; the stubs say str, which torch would encode as UTF-8."""
     store.set(key, cast(str, value))
+
+
+def reduction_of(op: Any) -> tuple[str, float | torch.Tensor | None]:
+    """The name of a reduction ("SUM", ...), and the factor of a PREMUL_SUM."""
+    # A ReduceOp has no public field for its kind; its pickled state does.
+    whole: Any = ReduceOp(op) if isinstance(op, ReduceOp.RedOpType) else op
+    kind, factor = whole.__getstate__()
+    return kind.name, factor
+
+
+def c10d_group(
+    backend: str, device: str, store: Store, rank: int, size: int, timeout: timedelta
+) -> ProcessGroup:
+    """A group of torch's own for one kind of device, unknown to torch.distributed.
+
+    It has no name and is in no table, so nothing has to be destroyed but itself.
+
+    Args:
+        backend: "nccl" or "gloo".
+        device: what it serves.
+        store: the members meet there; theirs alone.
+        rank, size: in the group.
+        timeout: of its collectives.
+    """
+    group = ProcessGroup(store, rank, size)
+    kind: Any = Backend.backend_type_map[backend]
+    group._set_default_backend(kind)
+    if backend == "nccl":  # absent from builds for CPUs
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        made: Any = dist.ProcessGroupNCCL(store, rank, size, options)
+    else:
+        made = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    group._register_backend(torch.device(device), kind, made)
+    return group
+
+
+def configuration_of(group: ProcessGroup) -> str:
+    """What `init_process_group` was asked for, as "cpu:placet,cuda:nccl"."""
+    return _world.pg_backend_config.get(group, "")
+
+
+def is_fsdp_code(code: CodeType) -> bool:
+    """Whether a frame with this code may have a module's name: `fsdp_module_name`."""
+    return code.co_filename.endswith("_fsdp_param_group.py") and (
+        code.co_varnames[:1] == ("self",)
+    )
+
+
+def fsdp_module_name(frame: FrameType) -> str | None:
+    """The name of the module whose parameters FSDP2 moves in this frame."""
+    name = getattr(frame.f_locals["self"], "_module_fqn", None)
+    return name if isinstance(name, str) else None
+
+
+def has_bucket(code: CodeType) -> bool:
+    """Whether a frame with this code may be a DDP communication hook."""
+    return "bucket" in code.co_varnames[: code.co_argcount]
+
+
+def bucket_index(frame: FrameType) -> int | None:
+    """Which of DDP's buckets the communication hook in this frame got."""
+    bucket = frame.f_locals.get("bucket")
+    return bucket.index() if isinstance(bucket, GradBucket) else None

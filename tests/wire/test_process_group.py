@@ -1,0 +1,30 @@
+"""The wire as a process group: each call of torch.distributed gives what gloo gives."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from placet.wire.process_group_backend import register
+from testing.ranks import run_ranks
+from tests.wire.process_group_programs import PROGRAMS
+from tests.wire.store_wire import connect_store_wire
+
+register(connect_store_wire, name="placet_store")
+
+
+def check_against_gloo(_wire):
+    gloo = dist.new_group(backend="gloo")
+    problems = []
+    for program in PROGRAMS:
+        wanted = list(program(gloo))
+        found = list(program(dist.group.WORLD))
+        assert len(found) == len(wanted) > 0, program.__name__
+        for i, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
+            if mine.dtype != theirs.dtype or not torch.equal(mine, theirs):
+                problems.append((program.__name__, i, mine, theirs))
+    assert not problems
+
+
+@pytest.mark.procs
+def test_each_call_gives_what_gloo_gives():
+    run_ranks(2, check_against_gloo, backend="placet_store", timeout=40)
