@@ -100,10 +100,12 @@ def _our_job(task: Task, wire: Wire, zero: ZeroLevel) -> tuple[Job, BatchPart]:
     return job, BatchPart((micro,), rows, Position(), Position())
 
 
-def ddp_step(task: Task, wire: Wire) -> Callable[[], object]:
-    """A step of DDP's."""
+def ddp_step(
+    task: Task, wire: Wire, group: dist.ProcessGroup | None = None
+) -> Callable[[], object]:
+    """A step of DDP's; its group is torch's default one when left out."""
     torch.manual_seed(0)
-    model = DistributedDataParallel(task.model())
+    model = DistributedDataParallel(task.model(), process_group=group)
     return _torch_step(task, wire, model)
 
 

@@ -9,6 +9,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Literal, TypeAlias, get_args
 
+import torch.distributed as dist
+
 from placet.wire.c10d import C10dWire
 from placet.wire.interface import Wire
 
@@ -36,3 +38,14 @@ def open_wire(kind: WireKind) -> Wire:
         core="plain" if kind == "engine-plain" else "native"
     )
     return wire
+
+
+def open_group(kind: WireKind) -> dist.ProcessGroup:
+    """A process group of all ranks on such a wire, for programs of torch's own.
+
+    Args:
+        kind: which; see the module.
+    """
+    if kind == "gloo":
+        return dist.new_group(backend="gloo")
+    raise ValueError(f"no backend on wire {kind!r} yet; use gloo")
