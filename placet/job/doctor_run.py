@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from placet.errors import PAGE
 from placet.job.report_events import read_run
 from placet.wire.engine.diagnose import (
     Explanation,
@@ -291,8 +292,13 @@ def _sentence(
     first = _earliest(failures)
     if first is not None and explanation is not None:
         what = f"its move {first.called[0]!r} ended in {first.error or 'an error'}"
-        text = f"rank {first.rank} failed first: {what}: {explanation.sentence}"
-        return text, explanation.fix, first.rank
+        why, fix = explanation.sentence, explanation.fix
+        if first.text and first.error != explanation.kind.__name__:
+            # Found at once, as a mismatch is: there was no wait to be explained.
+            why = first.text.splitlines()[0]
+            fix = f"see {PAGE}#{first.error.lower()}"
+        text = f"rank {first.rank} failed first: {what}: {why}"
+        return text, fix, first.rank
     if explanation is not None:
         text = f"no rank's wire failed, but one still waits: {explanation.sentence}"
         return text, explanation.fix, None

@@ -87,15 +87,22 @@ def test_cycle_is_found_in_the_records():
 
 
 def test_mismatch_is_found_in_the_records():
-    five = flight(1, [submits(3, "a", move="AllReduce of 5"), fails(4, "a", error="x")])
-    told = story(stuck(0, "a"), five)
+    five = [submits(12, "a", move="AllReduce of 5"), waits(12, "a")]
+    told = story(
+        stuck(0, "a", at=12), flight(1, [*five, fails(13, "a", error="MoveMismatch")])
+    )
     assert told.first == 1
-    # At that time rank 0 had not submitted it; its own later failure is not told.
-    assert told.explanation
-    assert told.explanation.cause == Cause.LATE
-    five = flight(1, [submits(12, "a", move="AllReduce of 5")])
-    told = story(stuck(0, "a"), five)
     assert "rank 1 submitted AllReduce of 5, rank 0 AllReduce of 4" in told.sentence
+    assert told.pending[0].texts == {0: "AllReduce of 4", 1: "AllReduce of 5"}
+
+
+def test_error_that_was_no_wait_is_told_in_its_own_words():
+    notes = [submits(10, "a"), fails(11, "a", error="MoveMismatch")]
+    told = story(flight(0, notes), flight(1, [submits(10, "a")]))
+    assert told.sentence == (
+        "rank 0 failed first: its move 'a' ended in MoveMismatch: ..."
+    )
+    assert told.fix == "see docs/errors.md#movemismatch"
 
 
 def test_killed_rank_is_the_first_although_it_wrote_nothing():

@@ -3,12 +3,13 @@
 import json
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from placet.errors import MoveMismatch, WireTimeout
+from placet.errors import PAGE, MoveMismatch, WireTimeout
 from placet.wire.engine.diagnose import (
     REPORT_BYTES,
     Explanation,
@@ -70,6 +71,15 @@ def test_cycle_of_two_is_told_as_both_programs_see_it():
         "  fix: submit all of these moves on every rank before the first wait, or "
         "wait for them in the same order",
     ]
+
+
+def test_errors_page_shows_what_is_said():
+    page = (Path(__file__).parents[3] / PAGE).read_text()
+    cycle = {0: waits(0, A), 1: replace(waits(1, B), finished=("x",))}
+    five = pending(A, text="AllReduce of 5 torch.float32")
+    for reports in (cycle, {0: waits(0, A), 1: computes(1, five)}):
+        said = ask(A, reports)
+        assert f"\n{said.kind.__name__}: {said.text}\n" in page
 
 
 def test_cycle_between_groups_names_them_where_keys_are_equal():
