@@ -234,7 +234,7 @@ def calibrate(
 def doctor(
     run: Annotated[
         Path | None,
-        typer.Argument(metavar="[RUN]", help="A run's folder.", show_default=False),
+        typer.Argument(metavar="RUN", help="A run's folder.", show_default=False),
     ] = None,
 ) -> None:
     """Explain why a run failed or hangs; without RUN, what this machine lacks."""

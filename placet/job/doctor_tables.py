@@ -40,7 +40,7 @@ def ranks_table(story: Story) -> Table:
     """Each rank's end, and what it did when the first one failed."""
     table = _table("rank", "end", "step", "wire failed", "did", "finished last")
     failed = [r.failure.seconds for r in story.ranks if r.failure]
-    for rank in story.ranks[:MOST_ROWS]:
+    for rank in _chosen(story):
         report = rank.report
         table.add_row(
             Text(str(rank.rank), "bold red" if rank.rank == story.first else ""),
@@ -52,6 +52,19 @@ def ranks_table(story: Story) -> Table:
         )
     _say_more(table, len(story.ranks))
     return table
+
+
+def _chosen(story: Story) -> list[RankStory]:
+    """The ranks to show: of too many those that tell most, in order."""
+    guilty = story.explanation.ranks if story.explanation else ()
+    missing = {rank for row in story.pending for rank in row.missing}
+
+    def dull(rank: RankStory) -> int:
+        is_guilty = rank.rank == story.first or rank.rank in guilty
+        return 0 if is_guilty else 1 if rank.rank in missing else 2
+
+    chosen = sorted(story.ranks, key=dull)[:MOST_ROWS]
+    return sorted(chosen, key=lambda rank: rank.rank)
 
 
 def pending_table(rows: Sequence[PendingRow]) -> Table:
@@ -109,10 +122,9 @@ def _did(rank: RankStory) -> Text:
         return Text("not known", "yellow")
     if report.waiting is None:
         return Text("computed")
-    key, group = report.waiting
     since = report.waiting_seconds
     seconds = "" if since is None else f" for {seconds_text(since)}"
-    return Text(f"waited for {key!r} over {_ranks(group)}{seconds}")
+    return Text(f"waited for {report.waiting[0]!r}{seconds}")
 
 
 def _ranks(ranks: Sequence[int]) -> str:

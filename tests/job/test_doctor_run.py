@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from placet.job.cli import app
 from placet.job.doctor_run import Evidence, Story, read_evidence, rebuild, tell
-from placet.job.doctor_tables import show
+from placet.job.doctor_tables import ranks_table, show
 from placet.wire.engine.diagnose import PendingMove, Report
 from placet.wire.engine.flight import Flight, FlightRecord, Note, Noted, flight_name
 from placet.wire.engine.waits import Cause
@@ -265,6 +265,20 @@ def test_screen_fits_and_shows_text_as_it_is(tmp_path, width):
     assert "no record" in text
     assert "rank 0 raised WireTimeout:\nit waited [in vain]\n" in text
     assert "not read:" in text
+
+
+def test_screen_of_many_ranks_shows_those_that_matter():
+    every = tuple(range(64))
+    notes = [submits(10, "a", every), waits(10, "a", every), fails(40, "a", every)]
+    stuck = [flight(r, notes, num_ranks=64) for r in every if r not in (40, 50)]
+    at_work = flight(50, [submits(1, "x"), done(2, "x")], num_ranks=64)
+    told = story(*stuck, at_work, num_ranks=64)
+    table = ranks_table(told)
+    shown = [str(cell) for cell in table.columns[0].cells]
+    assert len(shown) == 21
+    assert {"0", "40", "50"} <= set(shown)
+    assert shown[-1] == "..."
+    assert [int(r) for r in shown[:-1]] == sorted(int(r) for r in shown[:-1])
 
 
 def test_command_explains_a_run(tmp_path):
