@@ -27,7 +27,7 @@ from bench.harness import (
     run_bench,
 )
 from bench.ratios import Row, timed_row
-from bench.wires import KINDS, WireKind, open_wire
+from bench.wires import KINDS, WireKind, chosen, open_wire
 from placet.boxing.moves import (
     AllGather,
     AllReduce,
@@ -36,6 +36,7 @@ from placet.boxing.moves import (
     Move,
     ReduceScatter,
 )
+from placet.placement.cluster import Cluster
 from placet.wire.c10d import C10dWire
 from placet.wire.check import result_size
 from placet.wire.interface import Wire
@@ -143,7 +144,7 @@ def time_cases(
 ) -> list[Measured | None]:
     """On one rank: each case, or None where the wire cannot run it."""
     torch.set_num_threads(1)
-    wire = open_wire(cast(WireKind, options.wire))
+    wire = open_wire(cast(WireKind, options.wire), Cluster.here(gloo.num_ranks))
     control = dist.new_group(backend="gloo")
     found: list[Measured | None] = []
     for case in wanted:
@@ -185,6 +186,7 @@ def _sides(
         peers = [_small_of_torch(case, group) for group in (world, control)]
     else:
         move, payload = _move_of(case, wire)
+        move = chosen(wire, move)
         ours = _one(wire, move, payload)
         peers = [_one_of_torch(case.kind, payload, group) for group in (world, control)]
         _check_equal(case, move, payload, wire, world)
@@ -242,14 +244,16 @@ def _one_of_torch(kind: str, payload: Tensor, group: dist.ProcessGroup) -> Step:
 def _check_equal(
     case: Case, move: Move, payload: Tensor, wire: Wire, world: dist.ProcessGroup
 ) -> None:
-    expected = C10dWire(world).submit(move, payload, key="expected").wait()
+    plain, _ = _move_of(case, wire)
+    expected = C10dWire(world).submit(plain, payload, key="expected").wait()
     found = wire.submit(move, payload, key=f"check.{case.kind}.{case.num_bytes}").wait()
     if not torch.equal(found, expected):
         raise AssertionError(f"{case.title(wire.num_ranks)}: not what gloo gives")
 
 
 def _small(case: Case, wire: Wire) -> Step:
-    move, buffers = _small_moves(case, wire.num_ranks)
+    plain, buffers = _small_moves(case, wire.num_ranks)
+    move = chosen(wire, plain)
 
     def one_at_a_time() -> None:
         for _ in range(NUM_CALLS):
@@ -290,7 +294,8 @@ def _small_moves(case: Case, num_ranks: int) -> tuple[AllReduce, list[Tensor]]:
 def _in_own_order(case: Case, wire: Wire, *, is_shuffled: bool) -> Step:
     """32 all-reduces at once; shuffled, each rank submits in an order of its own."""
     num_elements = case.num_bytes // 4
-    move = AllReduce(tuple(range(wire.num_ranks)), num_elements, torch.float32)
+    plain = AllReduce(tuple(range(wire.num_ranks)), num_elements, torch.float32)
+    move = chosen(wire, plain)
     buffers = [torch.zeros(num_elements) for _ in range(32)]
     orders = random.Random(wire.rank)
 

@@ -5,39 +5,39 @@ engine-plain   the same with the core in Python
 gloo           torch's collectives behind the same interface
 """
 
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Literal, TypeAlias, get_args
+import itertools
+from typing import Literal, TypeAlias, cast, get_args
 
 import torch.distributed as dist
 
+from placet.boxing.moves import Move
+from placet.placement.cluster import Cluster
+from placet.torch_private.c10d import Store, default_store
 from placet.wire.c10d import C10dWire
+from placet.wire.engine.connect import connect_engine
+from placet.wire.engine.wire import EngineWire
 from placet.wire.interface import Wire
+from placet.wire.process_group import GroupWire
+from placet.wire.process_group_backend import register
+from placet.wire.torch_store import TorchStore
 
 WireKind: TypeAlias = Literal["engine", "engine-plain", "gloo"]
 KINDS: tuple[WireKind, ...] = get_args(WireKind)
-_ENGINE = "placet.wire.engine.connect"
+TIMEOUT_SECONDS = 120.0
+_index = itertools.count()
 
 
-def open_wire(kind: WireKind) -> Wire:
+def open_wire(kind: WireKind, cluster: Cluster | None = None) -> Wire:
     """A wire between all ranks of torch.distributed's default group.
 
     Args:
         kind: which; see the module.
-
-    Raises:
-        ValueError: no such wire.
+        cluster: the links, by which the engine chooses algorithms.
     """
     if kind == "gloo":
         return C10dWire()
-    if kind not in KINDS:
-        raise ValueError(f"no wire {kind!r}; there are {', '.join(KINDS)}")
-    if find_spec(_ENGINE) is None:
-        raise ValueError(f"wire {kind!r} is not built yet; use gloo")
-    wire: Wire = import_module(_ENGINE).connect_engine(
-        core="plain" if kind == "engine-plain" else "native"
-    )
-    return wire
+    place = (dist.get_rank(), dist.get_world_size())
+    return _engine(kind, default_store(), *place, cluster=cluster)
 
 
 def open_group(kind: WireKind) -> dist.ProcessGroup:
@@ -47,5 +47,39 @@ def open_group(kind: WireKind) -> dist.ProcessGroup:
         kind: which; see the module.
     """
     if kind == "gloo":
-        return dist.new_group(backend="gloo")
-    raise ValueError(f"no backend on wire {kind!r} yet; use gloo")
+        backend = "gloo"
+    else:
+        backend = "placet"
+
+        def connect(
+            store: Store, rank: int, num_ranks: int, seconds: float
+        ) -> GroupWire:
+            # Its futures can call back, which `Wire` does not promise.
+            return cast(GroupWire, _engine(kind, store, rank, num_ranks))
+
+        register(connect, name=backend)
+    group: dist.ProcessGroup = dist.new_group(backend=backend)
+    return group
+
+
+def chosen(wire: Wire, move: Move) -> Move:
+    """The move as a job submits it: with the algorithm that the wire chooses."""
+    return wire.choose(move) if isinstance(wire, EngineWire) else move
+
+
+def _engine(
+    kind: WireKind,
+    store: Store,
+    rank: int,
+    num_ranks: int,
+    *,
+    cluster: Cluster | None = None,
+) -> EngineWire:
+    return connect_engine(
+        TorchStore(store, f"bench/wire{next(_index)}"),
+        rank,
+        num_ranks,
+        timeout_seconds=TIMEOUT_SECONDS,
+        core="plain" if kind == "engine-plain" else "native",
+        cluster=cluster,
+    )
