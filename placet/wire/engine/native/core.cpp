@@ -67,7 +67,7 @@ void Core::link(int number, const int* fds, int num_fds, int send_memory,
         peer->streams[k].fd = fds[k];
         fcntl(fds[k], F_SETFL, fcntl(fds[k], F_GETFL) | O_NONBLOCK);
         epoll_event e{};
-        e.events = EPOLLIN;
+        e.events = EPOLLIN | EPOLLRDHUP;
         e.data.u64 = p << 32 | uint64_t(k);
         epoll_ctl(epoll_, EPOLL_CTL_ADD, fds[k], &e);
     }
@@ -235,7 +235,9 @@ void Core::note(const epoll_event* events, int num_events) {
             continue;
         }
         Stream& s = peers_[id >> 32]->streams[uint32_t(id)];
-        if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) s.readable = true;
+        constexpr uint32_t ends = EPOLLHUP | EPOLLERR | EPOLLRDHUP;
+        if (events[i].events & (EPOLLIN | ends)) s.readable = true;
+        if (events[i].events & ends) s.hung_up = true;
     }
 }
 
@@ -389,7 +391,10 @@ void Core::fail_task(Task& t) {
     if (t.state != PENDING) return;
     for (Lane& lane : t.receives) {
         auto& owed = peers_[lane.peer]->owed;
-        owed.erase(std::remove(owed.begin(), owed.end(), &t), owed.end());
+        auto at = std::find(owed.begin(), owed.end(), &t);
+        if (at == owed.end()) continue;
+        owed.erase(at);  // it was submitted: the peer need not guess
+        queue(lane.peer, READY, t.collective, t.fingerprint, {});
     }
     detach(t);
     leave(t);

@@ -75,6 +75,11 @@ bool Core::receive_streams(int p) {
         if (!turn_over) break;
         peer.next_in = (peer.next_in + 1) % peer.streams.size();
     }
+    for (Stream& s : peer.streams) {  // one may end when it is not its turn
+        char byte;
+        if (peer.alive && s.hung_up && recv(s.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
+            lost(p, "its connection closed");
+    }
     return progressed;
 }
 
@@ -153,6 +158,7 @@ bool Core::begin_payload(int p, Stream& s) {
     s.in_payload = true;
     s.got = 0;
     s.direct = nullptr;
+    if (s.body.size() < h.num_bytes) s.body.resize(h.num_bytes);
     if (h.kind == DATA && h.epoch == epoch_) {
         auto found = tasks_.find(h.collective);
         if (found != tasks_.end()) {
@@ -169,7 +175,6 @@ bool Core::begin_payload(int p, Stream& s) {
             }
         }
     }
-    s.body.resize(h.num_bytes);
     return true;
 }
 
@@ -285,6 +290,7 @@ void Core::mismatch(Task& t, int p, const Header& h, uint64_t expected) {
                        ", \"lane_bytes\": " + std::to_string(h.lane_bytes) +
                        ", \"expected_bytes\": " + std::to_string(expected) + "}";
     hear(t, p);
+    queue(p, READY, t.collective, t.fingerprint, {});  // so that it sees the same
     post(MISMATCH, p, reinterpret_cast<uint64_t>(&t), std::move(text));
     fail_task(t);
 }
@@ -314,7 +320,7 @@ void Core::detach(Task& t) {
     for (auto& peer : peers_) {
         for (Stream& s : peer->streams) {
             if (s.direct_task == &t) {
-                s.body.assign(s.header.num_bytes, 0);
+                s.body.resize(std::max<size_t>(s.body.size(), s.header.num_bytes));
                 s.direct = nullptr;
                 s.direct_task = nullptr;
             }

@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t STAGED_BYTES = 1 << 16;  // small frames joined into one call
 constexpr uint64_t COPIED_BYTES = 1 << 14;  // payloads up to this size are copied
-constexpr uint64_t SOCKET_SLICE = 1 << 17;
+constexpr uint64_t SOCKET_SLICE = SLICE_BYTES;
 constexpr uint64_t RING_SLICE = 1 << 17;
 constexpr uint64_t LEAST_PART = 1 << 13;    // no smaller piece of a slice into a ring
 constexpr uint32_t OLDEST_EVERY = 16;
@@ -228,7 +228,7 @@ void Core::watch_out(Stream& s, bool on) {
         for (size_t k = 0; k < peers_[p]->streams.size(); k++)
             if (&peers_[p]->streams[k] == &s) {
                 epoll_event e{};
-                e.events = EPOLLIN | (on ? uint32_t(EPOLLOUT) : 0u);
+                e.events = EPOLLIN | EPOLLRDHUP | (on ? uint32_t(EPOLLOUT) : 0u);
                 e.data.u64 = uint64_t(p) << 32 | k;
                 epoll_ctl(epoll_, EPOLL_CTL_MOD, s.fd, &e);
                 return;

@@ -25,6 +25,7 @@ struct Stream {
 
     bool wants_out = false;  // EPOLLOUT is on
     bool readable = true;
+    bool hung_up = false;  // no more will come than what is there
 
     std::vector<char> in;  // read, not yet taken
     size_t in_at = 0, in_end = 0;
