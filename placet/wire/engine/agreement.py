@@ -17,7 +17,11 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Proposal:
-    """Begin an epoch without some peers."""
+    """Begin an epoch without some peers: all that were ever lost.
+
+    (Were they those of the last epoch only, two that are not in the same epoch yet would
+    mean different members by it.)
+    """
 
     epoch: int
     lost: frozenset[int]
@@ -123,9 +127,9 @@ class Agreement:
 
     def on_lost(self, peer: int) -> list[Instruction]:
         """The link to a peer has ended."""
-        if peer not in self.members:
-            return []
         self._dead |= {peer}
+        if peer not in self.members or peer in self._mine.lost:
+            return []
         if self.phase is Phase.PROPOSING:
             return self._merge()
         if self.phase is Phase.ADVANCED and self._advanced.get(peer) != self.epoch:
@@ -134,7 +138,7 @@ class Agreement:
 
     def _propose(self) -> list[Instruction]:
         self.phase = Phase.PROPOSING
-        self._mine = self._joined(Proposal(self.epoch + 1, frozenset()))
+        self._mine = self._joined(Proposal(self.epoch + 1, self._mine.lost))
         return [Propose(self._mine), *self._step()]
 
     def _merge(self) -> list[Instruction]:
@@ -147,10 +151,8 @@ class Agreement:
     def _joined(self, mine: Proposal) -> Proposal:
         heard = [p for peer, p in self._heard.items() if peer not in self._dead]
         lost = frozenset().union(self._dead, *(p.lost for p in heard))
-        return Proposal(
-            max(mine.epoch, *(p.epoch for p in heard), 0),
-            (mine.lost | lost) & self.members,
-        )
+        epochs = [p.epoch for p in heard]
+        return Proposal(max([mine.epoch, *epochs]), mine.lost | lost)
 
     def _step(self) -> list[Instruction]:
         done: list[Instruction] = []
@@ -160,7 +162,6 @@ class Agreement:
         if self.phase is Phase.ADVANCED and not self.missing:
             self.phase = Phase.IDLE
             self.members -= self._mine.lost
-            self._dead &= self.members
             self._heard = {
                 peer: said
                 for peer, said in self._heard.items()

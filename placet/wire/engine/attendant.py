@@ -30,6 +30,7 @@ from placet.wire.engine.messages import (
     unpack_submitted,
 )
 from placet.wire.engine.mismatches import Mismatches
+from placet.wire.engine.reporting import write_record
 
 Listener: TypeAlias = Callable[[int, bytes], None]
 
@@ -89,7 +90,7 @@ class Attendant:
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell the thread to end; closing the core wakes it."""
+        """Tell the thread to end, once it has called back all that has ended."""
         self._stopped = True
 
     def join(self) -> None:
@@ -111,16 +112,13 @@ class Attendant:
         while not self._stopped:
             try:
                 event = self._inflight.core.next_event(seconds)
-                if self._stopped:
-                    return
-                if event is not None:
+                if event is not None and not self._stopped:
                     self._handle(event)
                 seconds = min(SWEEP_SECONDS, self._look_after())
             except Exception as error:
-                if self._stopped:
-                    return
                 # A thread that dies in silence would let everyone wait.
-                self._give_up(error)
+                if not self._stopped:
+                    self._give_up(error)
 
     def _handle(self, event: Event) -> None:
         match event.kind:
@@ -184,13 +182,13 @@ class Attendant:
             return
         error = failure.error()
         scope = scope_of(failure.group, control=failure.control)
-        inflight.break_group(scope, error)
+        inflight.break_group(failure.epoch, scope, error)
         future = inflight.find(failure.collective)
         if future is not None:
             inflight.fail(future, error)
         elif inflight.submitted(failure.collective) is None:
-            inflight.fail_early(failure.collective, error)
-        inflight.write_record()
+            inflight.fail_early(failure.epoch, failure.collective, error)
+        write_record(inflight)
 
     def _lose(self, peer: int, cause: str) -> None:
         self._membership.on_lost(peer)
@@ -201,7 +199,7 @@ class Attendant:
             assert future.error is not None
             # Others may not have lost it: a link can be cut between two ranks only.
             inflight.tell_members(future, future.error)
-        inflight.write_record()
+        write_record(inflight)
 
     def _doubt(self, peer: int, cause: str) -> None:
         inflight = self._inflight
@@ -219,8 +217,7 @@ class Attendant:
             self._settle_doubts(now)
             self._sweep(now)
         until_ripe = self._mismatches.raise_ripe()
-        while self._inflight.ended_with_notice:
-            self._call_back(self._inflight.ended_with_notice.popleft())
+        self._call_back()
         return max(0.0, until_ripe)
 
     def _settle_doubts(self, now: float) -> None:
@@ -278,13 +275,16 @@ class Attendant:
         if state is State.DONE:
             self._inflight.succeed(future)
 
-    def _call_back(self, future: EngineFuture) -> None:
-        with self._inflight.lock:
-            callbacks, future.callbacks = future.callbacks, []
-            future.notify = False
-            self._inflight.let_go(future)
-        for callback in callbacks:
-            callback(future)
+    def _call_back(self) -> None:
+        inflight = self._inflight
+        while inflight.ended_with_notice:
+            future = inflight.ended_with_notice.popleft()
+            with inflight.lock:
+                callbacks, future.callbacks = future.callbacks, []
+                future.notify = False
+                inflight.let_go(future)
+            for callback in callbacks:
+                callback(future)
 
     def _give_up(self, error: Exception) -> None:
         inflight = self._inflight
@@ -293,4 +293,4 @@ class Attendant:
         inflight.refuse(why)
         for future in inflight.alive():
             inflight.fail(future, WireError(f"{future.what}: {why}"))
-        inflight.write_record()
+        write_record(inflight)

@@ -71,4 +71,4 @@ def _storage(buffer: Tensor) -> tuple[int, int]:
 
 
 def _sum(buffer: Tensor) -> int:
-    return zlib.crc32(memoryview(buffer.detach().view(torch.uint8).numpy()))
+    return zlib.crc32(buffer.detach().view(torch.uint8).numpy().data)

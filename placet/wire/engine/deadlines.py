@@ -20,9 +20,13 @@ from placet.wire.engine.futures import Callback, EngineFuture, Keeper
 from placet.wire.engine.inflight import InFlight
 from placet.wire.engine.keys import full_text
 from placet.wire.engine.messages import ASK_REPORT, REPORT, pack_message
+from placet.wire.engine.reporting import report_of, write_record
 
 ANSWER_SECONDS = 0.5
 """A rank that has not answered after so long is paused, dead or cut off."""
+
+BRIEF_SECONDS = 0.01
+"""A wait that is no longer is not put into the flight record."""
 
 CAUSE_SECONDS = 2.0
 """The core says that a task failed before the event that says why has been read; that
@@ -62,12 +66,12 @@ class Asker:
             question.complete.wait(seconds)
         with self._lock:
             del self._questions[number]
-        found = {**question.found, me: inflight.report()}
+        found = {**question.found, me: report_of(inflight)}
         return {rank: found.get(rank) for rank in everyone}
 
     def on_question(self, rank: int, data: bytes) -> None:
         """Answer another rank."""
-        answer = data + b"\n" + self._inflight.report().to_json()
+        answer = data + b"\n" + report_of(self._inflight).to_json()
         self._inflight.send(rank, pack_message(REPORT, answer))
 
     def on_answer(self, rank: int, data: bytes) -> None:
@@ -104,23 +108,29 @@ class Waiting(Keeper):
             self._check_not_closed(future)
         if not inflight.enter(future):
             return
-        core, note = inflight.core, inflight.record.note
-        note(Noted.WAIT, future.key, group=future.group)
         try:
-            while not future.ended:
-                seconds = max(0.0, future.deadline - time.monotonic())
-                state = core.wait(future.handle, seconds)
-                if state is State.DONE and future.error is None:
-                    inflight.succeed(future)
-                elif state is State.PENDING:
-                    self.expire([future])
-                else:
-                    self._await_cause(future)
+            if inflight.core.wait(future.handle, BRIEF_SECONDS) is State.DONE:
+                inflight.succeed(future)
+            if not future.ended:
+                self._wait_long(future)
         finally:
-            note(Noted.WAITED, future.key, group=future.group)
             inflight.leave(future)
         if future.error is not None:
             inflight.raised = True
+
+    def _wait_long(self, future: EngineFuture) -> None:
+        core, note = self._inflight.core, self._inflight.record.note
+        note(Noted.WAIT, future.key, group=future.group)
+        while not future.ended:
+            seconds = max(0.0, future.deadline - time.monotonic())
+            state = core.wait(future.handle, seconds)
+            if state is State.PENDING:
+                self.expire([future])
+            elif state is State.DONE and future.error is None:
+                self._inflight.succeed(future)
+            else:
+                self._await_cause(future)
+        note(Noted.WAITED, future.key, group=future.group)
 
     def has_ended(self, future: EngineFuture) -> bool:
         inflight = self._inflight
@@ -147,13 +157,18 @@ class Waiting(Keeper):
                 future.expiring = True
             if not mine:
                 # Another thread is at it.
-                inflight.changed.wait_for(lambda: futures[0].ended, CAUSE_SECONDS)
+                inflight.changed.wait_for(
+                    lambda: futures[0].ended or not futures[0].expiring, CAUSE_SECONDS
+                )
                 return
         reports = self._asker.ask(ANSWER_SECONDS)
         for future in mine:
             self._fail_late(future, reports)
-            future.expiring = False
-        inflight.write_record()
+        with inflight.lock:
+            for future in mine:
+                future.expiring = False
+            inflight.changed.notify_all()
+        write_record(inflight)
 
     def _fail_late(
         self, future: EngineFuture, reports: Mapping[int, Report | None]
@@ -168,7 +183,7 @@ class Waiting(Keeper):
         )
         error = explanation.kind(explanation.text)
         if self._inflight.fail(future, error):
-            self._inflight.break_group(future.prepared.scope, error)
+            self._inflight.break_group(future.epoch, future.prepared.scope, error)
             self._inflight.tell_members(future, error)
 
     def _await_cause(self, future: EngineFuture) -> None:

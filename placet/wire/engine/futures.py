@@ -51,6 +51,7 @@ class EngineFuture(Future):
         deadline: when it counts as failed.
         notify: whether the core tells of its end.
         watch: finds changes of the buffers in flight, in debug mode.
+        epoch: in which it was submitted.
         ended: done or failed, for good.
         error: why it failed.
         waiters: threads that wait for it now.
@@ -70,6 +71,7 @@ class EngineFuture(Future):
     deadline: float
     notify: bool
     watch: BufferWatch | None
+    epoch: int
     ended: bool = False
     error: WireError | None = None
     waiters: int = 0

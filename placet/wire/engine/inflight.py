@@ -24,8 +24,7 @@ from torch import Tensor
 from placet.errors import MoveMismatch, PeerLost, WireError
 from placet.wire.engine.buffer_watch import watch
 from placet.wire.engine.core import Core, State, Task
-from placet.wire.engine.diagnose import PendingMove, Report
-from placet.wire.engine.flight import FlightRecord, Noted, flight_name
+from placet.wire.engine.flight import FlightRecord, Noted
 from placet.wire.engine.futures import EngineFuture, Keeper, raisable
 from placet.wire.engine.keys import KeyTable, full_text
 from placet.wire.engine.messages import (
@@ -161,6 +160,7 @@ class InFlight:
                 now + timeout_seconds,
                 notify,
                 watched,
+                self.epoch,
             )
             self.futures[handle] = future
         self.record.note(Noted.SUBMIT, key, group=move.group, move=prepared.text)
@@ -216,15 +216,14 @@ class InFlight:
         """The thread waits no more."""
         with self.lock:
             future.waiters -= 1
-            if future.ended:
+            if future.ended and not future.waiters:
                 self.let_go(future)
 
     def let_go(self, future: EngineFuture) -> None:
         """Forget an ended future, unless someone still needs its handle."""
         with self.lock:
-            unneeded = future.waiters == 0 and not future.notify
-            if unneeded and self.futures.get(future.handle) is future:
-                del self.futures[future.handle]
+            unneeded = not future.waiters and not future.notify
+            if unneeded and self.futures.pop(future.handle, None) is not None:
                 self.core.release(future.handle)
 
     def alive(self) -> list[EngineFuture]:
@@ -245,15 +244,18 @@ class InFlight:
         found = (done[1:] for done in self.finished if done[0] == collective)
         return next(found, None)
 
-    def break_group(self, scope: bytes, error: WireError) -> None:
-        """See NOTE [Broken groups]."""
+    def break_group(self, epoch: int, scope: bytes, error: WireError) -> None:
+        """Note a failure in an epoch; see NOTE [Broken groups]."""
         with self.lock:
-            self._broken.setdefault(scope, error)
-            self.trouble = True
+            if epoch == self.epoch:
+                self._broken.setdefault(scope, error)
+                self.trouble = True
 
-    def fail_early(self, collective: int, error: WireError) -> None:
+    def fail_early(self, epoch: int, collective: int, error: WireError) -> None:
         """Remember that a collective has failed that this rank may yet submit."""
         with self.lock:
+            if epoch != self.epoch:
+                return
             while len(self._early) >= KEPT_EARLY:
                 del self._early[next(iter(self._early))]
             self._early.setdefault(collective, error)
@@ -276,7 +278,10 @@ class InFlight:
 
     def tell_members(self, future: EngineFuture, error: WireError) -> None:
         """Let the other members of a failed move fail it, too."""
-        self._tell_failure(future.prepared, future.key, future.collective, error)
+        with self.lock:
+            if future.epoch == self.epoch:
+                number = future.collective
+                self._tell_failure(future.prepared, future.key, number, error)
 
     def send(self, rank: int, message: bytes) -> None:
         """Send a message to a rank, unless it is gone or this one."""
@@ -290,55 +295,16 @@ class InFlight:
             if rank < len(self.peers):
                 self.send(rank, message)
 
-    def report(self) -> Report:
-        """What this rank says of itself when asked."""
-        now = time.monotonic()
-        with self.lock:
-            pending, waited = [], []
-            rank_of = {peer: rank for rank, peer in enumerate(self.peers)}
-            for future in self.alive():
-                if self.core.state(future.handle) is not State.PENDING:
-                    continue
-                heard = (rank_of.get(p, -1) for p in self.core.heard(future.handle))
-                move = full_text(future.prepared.move)
-                age, known = now - future.submitted, tuple(sorted(heard))
-                pending.append(PendingMove(future.key, future.group, move, age, known))
-                if future.waiters:
-                    waited.append(future)
-            waited.sort(key=lambda future: future.waiting_since)
-            first = waited[0] if waited else None
-            return Report(
-                rank=self.rank,
-                pending=tuple(pending),
-                waiting_for_key=first.key if first else None,
-                waiting_for_group=first.group if first else None,
-                finished=tuple(key for _, key, _ in self.finished),
-                waiting_seconds=now - first.waiting_since if first else None,
-                finished_seconds=now - self.finished_at if self.finished else None,
-            )
-
-    def write_record(self) -> None:
-        """Write the flight record, where a folder is known."""
-        if self.report_folder is None:
-            return
-        path = self.report_folder / flight_name(self.rank)
-        try:
-            self.record.write(path, rank=self.rank, num_ranks=len(self.peers))
-        except OSError as error:
-            # The failure itself matters more than its record; the next one tells.
-            self.record.note("unwritten", text=str(error))
-
-    def renew(self, epoch: int, peers: tuple[int, ...], lost: frozenset[int]) -> None:
+    def renew(self, epoch: int, peers: tuple[int, ...]) -> None:
         """Begin a new epoch: all in flight fails, all that was broken is whole.
 
         Args:
             epoch: the new one.
             peers: who is left, by rank.
-            lost: peers that are not.
         """
         with self.lock:
             gone = {self.peers[rank]: cause for rank, cause in self.lost.items()}
-            self.core.advance(epoch, lost)
+            self.core.advance(epoch, frozenset(self.peers) - frozenset(peers))
             for future in self.alive():
                 if future.error is None:
                     text = f"{future.what}: the ranks were re-formed meanwhile"
@@ -360,8 +326,10 @@ class InFlight:
         future.payload = future.watch = None
         if future.notify or future.callbacks:
             self.ended_with_notice.append(future)
-        self.let_go(future)
-        self.changed.notify_all()
+        if not future.waiters:
+            self.let_go(future)
+        if future.waiters > 1 or future.error is not None:
+            self.changed.notify_all()
 
     def _check_group(self, prepared: Prepared, key: str, collective: int) -> None:
         self.check_usable(prepared.what(key))

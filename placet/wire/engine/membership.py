@@ -23,6 +23,7 @@ from placet.wire.engine.agreement import (
 )
 from placet.wire.engine.inflight import InFlight
 from placet.wire.engine.messages import ADVANCED, PROPOSE, pack_message
+from placet.wire.engine.reporting import write_record
 
 REFORMING = "the ranks are being re-formed; wait for reform()"
 
@@ -75,7 +76,7 @@ class Membership:
             inflight.allow(REFORMING)
         inflight.record.note("reform", epoch=inflight.epoch, rank=inflight.rank)
         if self._error is not None:
-            inflight.write_record()
+            write_record(inflight)
             raise self._error
 
     def on_proposal(self, peer: int, data: bytes) -> bool:
@@ -104,7 +105,7 @@ class Membership:
                     self._say(PROPOSE, said.encode(), proposal)
                 case Advance(proposal):
                     left = self._left(proposal)
-                    self._inflight.renew(proposal.epoch, left, proposal.lost)
+                    self._inflight.renew(proposal.epoch, left)
                     self._renewed()
                     self._say(ADVANCED, b"%d" % proposal.epoch, proposal)
                 case Finish():
@@ -148,6 +149,8 @@ class Membership:
             error = kind(f"{text}; call reform() on all survivors")
             if inflight.fail(future, error):
                 inflight.tell_members(future, error)
+            elif future.error is None:
+                inflight.succeed(future)
 
 
 def _nothing() -> None:

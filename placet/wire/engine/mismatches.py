@@ -17,6 +17,7 @@ from placet.wire.engine.inflight import InFlight
 from placet.wire.engine.keys import full_text, scope_of
 from placet.wire.engine.messages import SUBMITTED, Submitted, pack_value
 from placet.wire.engine.prepared import Prepared
+from placet.wire.engine.reporting import write_record
 
 GATHER_SECONDS = 0.3
 
@@ -99,13 +100,14 @@ class Mismatches:
     def _raise(self, open_: _Gathering) -> None:
         about, inflight = open_.about, self._inflight
         error = MoveMismatch(_text(open_))
-        inflight.break_group(scope_of(about.group, control=about.control), error)
+        scope = scope_of(about.group, control=about.control)
+        inflight.break_group(about.epoch, scope, error)
         future = inflight.find(about.collective)
         if future is None:
-            inflight.fail_early(about.collective, error)
+            inflight.fail_early(about.epoch, about.collective, error)
             return
         inflight.fail(future, error)
-        inflight.write_record()
+        write_record(inflight)
 
 
 def _text(open_: _Gathering) -> str:
@@ -121,7 +123,8 @@ def _text(open_: _Gathering) -> str:
     silent = [r for r in open_.about.group if r not in open_.texts]
     if len(ranks_of) < 2 and silent:
         said.append(f"rank {', '.join(map(str, silent))} did not say what it did")
-    cause = f" ({open_.cause})" if open_.cause else ""
+    # The core's words are numbers: of use only where those of the ranks say nothing.
+    cause = f" ({open_.cause})" if open_.cause and len(ranks_of) < 2 else ""
     return (
         f"key {open_.about.key!r} over ranks {members}: {'; '.join(said)}{cause}; "
         "submit the same move on all members, or use different keys"

@@ -26,7 +26,7 @@ from placet.wire.engine.core import Core, Counters
 from placet.wire.engine.deadlines import Asker, Waiting
 from placet.wire.engine.frames import MESSAGE_BYTES
 from placet.wire.engine.futures import FinishedFuture
-from placet.wire.engine.inflight import InFlight
+from placet.wire.engine.inflight import FORKED, InFlight
 from placet.wire.engine.membership import Membership
 from placet.wire.engine.messages import OWN_TOPICS, pack_message
 from placet.wire.engine.prepared import Prepared, buffer_problem, fits, prepare_move
@@ -208,7 +208,7 @@ class EngineWire(Wire):
             WireError: what was in flight failed, and no error was raised before.
         """
         inflight = self._inflight
-        if inflight.refusal:
+        if inflight.refusal in (CLOSED, FORKED):
             return
         failed: list[WireError] = []
         seen = inflight.raised
@@ -219,8 +219,8 @@ class EngineWire(Wire):
                 failed.append(error)
         inflight.refuse(CLOSED)
         self._attendant.stop()
-        self._core.close()
         self._attendant.join()
+        self._core.close()
         if failed and not seen:
             raise failed[0]
 
