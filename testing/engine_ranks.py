@@ -3,7 +3,7 @@
     results = run_engine(3, lambda wire: wire.exchange(b"x", key="k"))
 
 Each rank has a core of its own, so all that happens between processes happens here, but
-for death: `Cut` ends a rank's links as a kill would.
+for death: `cut` ends a rank's links as a kill would.
 """
 
 import socket
@@ -33,21 +33,29 @@ def links(num_ranks: int) -> list[list[Link]]:
 def wires(
     num_ranks: int,
     *,
+    joined: Sequence[Sequence[Link]] | None = None,
     make_core: Callable[[int, Sequence[Link]], Core] = PlainCore,
     timeout_seconds: float = 10.0,
     **settings: Any,
 ) -> list[EngineWire]:
-    """A wire for each rank, linked."""
+    """A wire for each rank, linked.
+
+    Args:
+        num_ranks: how many.
+        joined: the links between them, to cut some later; made here if left out.
+        make_core: what carries the bytes.
+        timeout_seconds, settings: for `start_wire`.
+    """
     return [
         start_wire(
             make_core(rank, mine),
             rank=rank,
             num_ranks=num_ranks,
-            hosts=["here"] * num_ranks,
+            hosts=[f"host{rank}" for rank in range(num_ranks)],
             timeout_seconds=timeout_seconds,
             **settings,
         )
-        for rank, mine in enumerate(links(num_ranks))
+        for rank, mine in enumerate(joined or links(num_ranks))
     ]
 
 

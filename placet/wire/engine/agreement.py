@@ -19,8 +19,8 @@ from typing import TypeAlias
 class Proposal:
     """Begin an epoch without some peers: all that were ever lost.
 
-    (Were they those of the last epoch only, two that are not in the same epoch yet would
-    mean different members by it.)
+    (Were they those of the last epoch only, two ranks that are not in the same epoch
+    yet would mean different members by it.)
     """
 
     epoch: int

@@ -65,9 +65,8 @@ class World:
                 self.channels[peer, other].append(message)
 
     def step(self):
-        ready = [
-            c for c, queue in self.channels.items() if queue and c[1] in self.alive
-        ]
+        full = [channel for channel, queue in self.channels.items() if queue]
+        ready = [channel for channel in full if channel[1] in self.alive]
         if not ready:
             return False
         src, dst = self.random.choice(sorted(ready))
