@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from weakref import WeakValueDictionary
 
 import torch
@@ -33,6 +33,7 @@ from placet.torch_private.c10d import (
 )
 from placet.wire import process_group_calls as calls
 from placet.wire import process_group_collectives as collectives
+from placet.wire.interface import Future
 from placet.wire.process_group_calls import Place, Transfer
 from placet.wire.process_group_collectives import Caller, Request
 from placet.wire.process_group_keys import KeyBook
@@ -45,6 +46,9 @@ class GroupWire(Protocol):
     rank: int
     num_ranks: int
 
+    def choose(self, move: Move) -> Move:
+        """The same move with the best algorithm; all ranks choose alike."""
+
     def submit(
         self,
         move: Move,
@@ -54,7 +58,7 @@ class GroupWire(Protocol):
         priority: int = 0,
         out: Tensor | None = None,
         notify: bool = False,
-    ) -> MoveFuture:
+    ) -> Future:
         """Start a move; `notify`: someone may ask to be called back."""
 
     def close(self) -> None:
@@ -92,7 +96,8 @@ class Options:
     """What `init_process_group(pg_options=...)` may say.
 
     Args:
-        debug: refuse a call that nothing tells apart from one still in flight.
+        debug: refuse a call that nothing tells apart from one still in flight, and
+            find tensors that are changed while they are (reads each twice).
     """
 
     debug: bool = False
@@ -286,18 +291,19 @@ class PlacetProcessGroup(GroupBase):  # type: ignore[misc]
             raise ValueError(f"{key.text}: the process group was destroyed")
         if self.options.debug:
             self._refuse_twin(key.text)
-        futures = []
+        futures: list[MoveFuture] = []
+        wire = self.shared.wire
         for i, each in enumerate(request.transfers):
             part = each.part or (str(i) if len(request.transfers) > 1 else "")
-            future = self.shared.wire.submit(
-                each.move,
+            future = wire.submit(
+                wire.choose(each.move),
                 each.payload,
                 key=f"{key.text}/{part}" if part else key.text,
                 priority=key.priority,
                 out=each.out,
                 notify=request.is_async,
             )
-            futures.append(future)
+            futures.append(cast(MoveFuture, future))  # the engine's call back
         finish = _ending(request)
         work = WireWork(
             futures, finish, request.outputs, what=key.text, source=request.source

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from placet.torch_private.c10d import CreatorOptions, PrefixStore, Store
+from placet.torch_private.c10d import CreatorOptions, Store
 from placet.wire.process_group import (
     GroupWire,
     Options,
@@ -13,8 +13,8 @@ from placet.wire.process_group import (
     SharedWire,
 )
 
-Connect = Callable[[Store, int, int, float], GroupWire]
-"""Connects the ranks that meet in a store: (store, rank, num_ranks, timeout_seconds)"""
+Connect = Callable[[Store, int, int, float, bool], GroupWire]
+"""Connects the ranks that meet in a store: (store, rank, num_ranks, seconds, debug)"""
 
 
 def register(connect: Connect, *, name: str = "placet") -> None:
@@ -31,25 +31,26 @@ def register(connect: Connect, *, name: str = "placet") -> None:
     dist.Backend.register_backend(name, create, extended_api=True, devices=["cpu"])
 
 
-def _create(connect: Connect, given: CreatorOptions, options: object) -> ProcessGroup:
+def _create(connect: Connect, given: CreatorOptions, chosen: object) -> ProcessGroup:
     world = dist.group.WORLD
+    options = chosen if isinstance(chosen, Options) else None
     if isinstance(world, PlacetProcessGroup):
         shared = world.shared
         members = tuple(world.place.members[r] for r in given.global_ranks_in_group)
-        inherited = world.options
+        options = options or world.options
     else:
         # The first group, or one beside a world of another backend: a wire of its own.
-        store = PrefixStore("placet/wire", given.store)
-        seconds = given.timeout.total_seconds()
-        wire = connect(store, given.group_rank, given.group_size, seconds)
+        options = options or Options()
+        store = given.store
+        rank, size, seconds = given.group_rank, given.group_size, given.timeout
+        wire = connect(store, rank, size, seconds.total_seconds(), options.debug)
         shared = SharedWire(wire)
-        members = tuple(range(given.group_size))
-        inherited = Options()
+        members = tuple(range(size))
     return PlacetProcessGroup(
         shared,
         members,
         given.store,
         name=str(given.group_id),
         timeout=given.timeout,
-        options=options if isinstance(options, Options) else inherited,
+        options=options,
     )

@@ -4,12 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from placet.wire.process_group_backend import register
+import placet.wire.backend  # noqa: F401 (registers it)
 from testing.ranks import run_ranks
 from tests.wire.process_group_programs import PROGRAMS
-from tests.wire.store_wire import connect_store_wire
-
-register(connect_store_wire, name="placet_store")
 
 
 def check_against_gloo(_wire):
@@ -27,4 +24,4 @@ def check_against_gloo(_wire):
 
 @pytest.mark.procs
 def test_each_call_gives_what_gloo_gives():
-    run_ranks(2, check_against_gloo, backend="placet_store", timeout=40)
+    run_ranks(2, check_against_gloo, backend="placet", timeout=40)

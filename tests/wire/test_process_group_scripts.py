@@ -6,14 +6,11 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+import placet.wire.backend  # noqa: F401 (registers it)
 from placet.torch_private.c10d import PrefixStore, TCPStore
-from placet.wire.process_group_backend import register
 from testing.failures import raise_first
 from testing.processes import collect, start_rank
 from tests.wire.scripts.training import SCRIPTS
-from tests.wire.store_wire import connect_store_wire
-
-register(connect_store_wire, name="placet_store")
 
 
 def run_on_both(rank: int, num_ranks: int, port: int, steps: int):
@@ -22,7 +19,7 @@ def run_on_both(rank: int, num_ranks: int, port: int, steps: int):
     limit = timedelta(seconds=60)
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
     found: dict[str, dict[str, list[float]]] = {}
-    for backend in ("gloo", "placet_store"):
+    for backend in ("gloo", "placet"):
         dist.init_process_group(
             backend,
             store=PrefixStore(backend, store),
