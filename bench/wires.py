@@ -10,6 +10,8 @@ from typing import Literal, TypeAlias, cast, get_args
 
 import torch.distributed as dist
 
+from placet.boxing.algorithms import choose
+from placet.boxing.algorithms import choose
 from placet.boxing.moves import Move
 from placet.placement.cluster import Cluster
 from placet.torch_private.c10d import Store, default_store
@@ -27,17 +29,15 @@ TIMEOUT_SECONDS = 120.0
 _index = itertools.count()
 
 
-def open_wire(kind: WireKind, cluster: Cluster | None = None) -> Wire:
+def open_wire(kind: WireKind) -> Wire:
     """A wire between all ranks of torch.distributed's default group.
 
     Args:
         kind: which; see the module.
-        cluster: the links, by which the engine chooses algorithms.
     """
     if kind == "gloo":
         return C10dWire()
-    place = (dist.get_rank(), dist.get_world_size())
-    return _engine(kind, default_store(), *place, cluster=cluster)
+    return _engine(kind, default_store(), dist.get_rank(), dist.get_world_size())
 
 
 def open_group(kind: WireKind) -> dist.ProcessGroup:
@@ -52,7 +52,11 @@ def open_group(kind: WireKind) -> dist.ProcessGroup:
         backend = "placet"
 
         def connect(
-            store: Store, rank: int, num_ranks: int, seconds: float
+            store: Store,
+            rank: int,
+            num_ranks: int,
+            seconds: float,
+            debug: bool = False,
         ) -> GroupWire:
             # Its futures can call back, which `Wire` does not promise.
             return cast(GroupWire, _engine(kind, store, rank, num_ranks))
@@ -63,8 +67,10 @@ def open_group(kind: WireKind) -> dist.ProcessGroup:
 
 
 def chosen(wire: Wire, move: Move) -> Move:
-    """The move as a job submits it: with the algorithm that the wire chooses."""
-    return wire.choose(move) if isinstance(wire, EngineWire) else move
+    """The move as a job of this machine submits it; gloo has one algorithm for each."""
+    if not isinstance(wire, EngineWire):
+        return move
+    return choose(move, Cluster.here(wire.num_ranks))
 
 
 def _engine(
@@ -72,8 +78,6 @@ def _engine(
     store: Store,
     rank: int,
     num_ranks: int,
-    *,
-    cluster: Cluster | None = None,
 ) -> EngineWire:
     return connect_engine(
         TorchStore(store, f"bench/wire{next(_index)}"),
@@ -81,5 +85,5 @@ def _engine(
         num_ranks,
         timeout_seconds=TIMEOUT_SECONDS,
         core="plain" if kind == "engine-plain" else "native",
-        cluster=cluster,
+        cluster=Cluster.here(num_ranks),
     )

@@ -18,18 +18,23 @@ import traceback
 from collections.abc import Callable, Collection
 from datetime import timedelta
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from placet.torch_private.c10d import TCPStore
+from placet.torch_private.c10d import TCPStore, default_store
 from placet.wire.c10d import C10dWire
+from placet.wire.engine.connect import connect_engine
+from placet.wire.interface import Wire
+from placet.wire.torch_store import TorchStore
 from placet.wire.twin import Twin
 from testing.failures import Failure, RankDied, describe_error, raise_first
 from testing.processes import collect, start_rank
 
 T = TypeVar("T")
+
+Carrier: TypeAlias = Literal["c10d", "native", "plain"]
 
 
 def run_threads(
@@ -95,6 +100,7 @@ def run_ranks(
     wire_timeout: float | None = None,
     check_order: bool = False,
     backend: str = "gloo",
+    carrier: Carrier = "c10d",
     expect_death: Collection[int] = (),
 ) -> list[T | None]:
     """Run `fn(wire, *args)` as every rank, each a process, on gloo.
@@ -109,6 +115,7 @@ def run_ranks(
         wire_timeout: the wire's own deadline in seconds; 80% of `timeout` if left out.
         check_order: see `C10dWire`.
         backend: torch.distributed's name of it; with NCCL each rank takes one device.
+        carrier: which wire: that of the backend, or the engine with one of its cores.
         expect_death: ranks that shall end without a result, which then is None.
 
     Raises:
@@ -121,7 +128,15 @@ def run_ranks(
     running = []
     try:
         for rank in range(num_ranks):
-            place = (rank, num_ranks, store.port, deadline, check_order, backend)
+            place = (
+                rank,
+                num_ranks,
+                store.port,
+                deadline,
+                check_order,
+                backend,
+                carrier,
+            )
             running.append(start_rank(rank, _as_rank, place, fn, args))
     except BaseException:
         collect(running, 0.0)
@@ -143,9 +158,11 @@ def run_ranks(
 
 
 def _as_rank(
-    place: tuple[int, int, int, float, bool, str], fn: Callable[..., T], args: Any
+    place: tuple[int, int, int, float, bool, str, Carrier],
+    fn: Callable[..., T],
+    args: Any,
 ) -> T:
-    rank, num_ranks, port, wire_timeout, check_order, backend = place
+    rank, num_ranks, port, wire_timeout, check_order, backend, carrier = place
     limit = timedelta(seconds=wire_timeout)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
@@ -158,10 +175,22 @@ def _as_rank(
     if store.add("connected", 1) == num_ranks:
         store.set("all connected", "")
     store.wait(["all connected"])
-    wire = C10dWire(timeout_seconds=wire_timeout, check_order=check_order)
+    wire: Wire
+    if carrier == "c10d":
+        wire = C10dWire(timeout_seconds=wire_timeout, check_order=check_order)
+    else:
+        wire = connect_engine(
+            TorchStore(default_store(), "engine"),
+            rank,
+            num_ranks,
+            timeout_seconds=wire_timeout,
+            core=carrier,
+        )
     try:
         return fn(wire, *args)
     finally:
+        if carrier != "c10d":
+            wire.close()
         dist.destroy_process_group()
 
 

@@ -8,16 +8,18 @@ P(sum) -> B @data
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
 
+from placet.boxing.algorithms import choose
 from placet.boxing.bound import bound_bytes
 from placet.boxing.lowered import Lowered
 from placet.boxing.moves import Move
 from placet.boxing.path import Price, Step, find_path, mean_bytes
 from placet.boxing.table import changed_axes
+from placet.placement.cluster import Cluster
 from placet.placement.layout import Layout, Shape, check_fits
 from placet.placement.placement import Partial
 
@@ -32,6 +34,7 @@ class BoxingPlan:
         src: where they are.
         dst: where they shall be.
         steps: changes, each with the rule that makes it; none where nothing changes.
+        cluster: the links by which moves choose their algorithm; None leaves them.
     """
 
     shapes: tuple[Shape, ...]
@@ -39,6 +42,7 @@ class BoxingPlan:
     src: Layout
     dst: Layout
     steps: tuple[Step, ...]
+    cluster: Cluster | None = None
 
     def __repr__(self) -> str:
         if not self.steps:
@@ -49,7 +53,8 @@ class BoxingPlan:
 
     def lowered(self, rank: int) -> tuple[Lowered, ...]:
         """What a rank does, step by step."""
-        return tuple(lower_step(step, rank) for step in self.steps)
+        found = (lower_step(step, rank) for step in self.steps)
+        return tuple(_with_algorithm(lowered, self.cluster) for lowered in found)
 
     def moves(self, rank: int) -> tuple[Move, ...]:
         """The moves that a rank takes part in."""
@@ -81,6 +86,7 @@ def plan_boxing(
     *,
     price: Price = mean_bytes,
     name: str = "a tensor",
+    cluster: Cluster | None = None,
 ) -> BoxingPlan:
     """The cheapest plan that takes tensors from one layout to another.
 
@@ -91,6 +97,7 @@ def plan_boxing(
         dst: where they shall be; on another mesh, if need be.
         price: what a step costs; mean bytes received per rank unless said.
         name: what errors call the tensors.
+        cluster: the links by which moves choose their algorithm.
 
     Raises:
         ValueError: a layout does not fit a shape, or an average of integers.
@@ -109,9 +116,8 @@ def plan_boxing(
             f"cannot box {subject(src, dst, name, None)} of {dtype}: an average of "
             "integers is not an integer; use P(sum), or a floating point dtype"
         )
-    return BoxingPlan(
-        shapes, dtype, src, dst, find_path(shapes, dtype, src, dst, price)
-    )
+    steps = find_path(shapes, dtype, src, dst, price)
+    return BoxingPlan(shapes, dtype, src, dst, steps, cluster)
 
 
 def subject(src: Layout, dst: Layout, name: str, shape: Shape | None) -> str:
@@ -129,6 +135,12 @@ def subject(src: Layout, dst: Layout, name: str, shape: Shape | None) -> str:
             where = f"axis {axis!r} of {src.mesh.size(axis)} ranks"
             return f"{before!r} -> {after!r} of {what} over {where}"
     return f"{src!r} -> {dst!r} of {what}"
+
+
+def _with_algorithm(lowered: Lowered, cluster: Cluster | None) -> Lowered:
+    if lowered.move is None or cluster is None:
+        return lowered
+    return replace(lowered, move=choose(lowered.move, cluster))
 
 
 @lru_cache(maxsize=65536)

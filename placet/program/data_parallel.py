@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from placet.placement.cluster import Cluster
 from placet.placement.layout import Layout, Shape, along
 from placet.placement.mesh import Mesh
 from placet.placement.placement import B, P, Placement, S
@@ -99,6 +100,7 @@ def build_program(
     blocks: Sequence[Block],
     *,
     options: DataParallel,
+    cluster: Cluster | None = None,
 ) -> Program:
     """The program of one training step.
 
@@ -108,6 +110,7 @@ def build_program(
         parameters: all of them, in the model's order.
         blocks: who owns which, in forward order, the root last.
         options: level and sizes.
+        cluster: the links by which moves choose their algorithm.
 
     Raises:
         ValueError: an unknown axis.
@@ -119,9 +122,8 @@ def build_program(
     builder.backward()
     builder.update()
     builder.ending()
-    program = Program(
-        name, mesh, builder.tensors, tuple(builder.nodes), tuple(builder.stored)
-    )
+    nodes, stored = tuple(builder.nodes), tuple(builder.stored)
+    program = Program(name, mesh, builder.tensors, nodes, stored, cluster)
     return verify(program)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from placet.boxing.plan import BoxingPlan, plan_boxing
+from placet.placement.cluster import Cluster
 from placet.placement.layout import Layout
 from placet.placement.mesh import Mesh
 from placet.program.node import Boxing, Node, TensorSpec
@@ -24,6 +25,7 @@ class Program:
         tensors: shape, dtype and layout of every name the nodes use.
         nodes: in a valid order; nodes that do not depend on each other may overlap.
         state: the tensors that exist before the first step (parameters).
+        cluster: the links by which moves choose their algorithm; None leaves them.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Program:
     tensors: Mapping[str, TensorSpec]
     nodes: tuple[Node, ...]
     state: tuple[str, ...]
+    cluster: Cluster | None = None
 
     def __str__(self) -> str:
         return describe(self)
@@ -48,7 +51,9 @@ class Program:
         """The moves of a boxing: what is priced, run and recorded, all from here."""
         specs = [self.tensors[name] for name in boxing.inputs]
         shapes = tuple(spec.shape for spec in specs)
-        return plan_boxing(shapes, specs[0].dtype, boxing.src, boxing.dst)
+        return plan_boxing(
+            shapes, specs[0].dtype, boxing.src, boxing.dst, cluster=self.cluster
+        )
 
     def sent_bytes(self, rank: int) -> int:
         """Bytes that the boxings of one step make a rank send."""

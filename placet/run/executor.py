@@ -162,7 +162,8 @@ class Executor:
         key = (name, tuple(tensor.shape), tensor.dtype)
         state = self._outside.get(key)
         if state is None:
-            plan = plan_boxing((tuple(tensor.shape),), tensor.dtype, src, dst)
+            shape, cluster = tuple(tensor.shape), self.program.cluster
+            plan = plan_boxing((shape,), tensor.dtype, src, dst, cluster=cluster)
             state = _State(Boxing(name, (name,), (name,), src, dst), self._lower(plan))
             self._outside[key] = state
         return state

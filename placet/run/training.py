@@ -465,6 +465,7 @@ def _program(training: Training) -> Program:
         specs,
         training.blocks,
         options=training.options,
+        cluster=training.wire.cluster,
     )
 
 

@@ -1,6 +1,6 @@
 """A wire over torch.distributed: any c10d process group (gloo, NCCL) carries the moves.
 
-    wire = connect()                                # in each rank, under torchrun
+    wire = C10dWire()                               # after init_process_group
     future = wire.submit(move, payload, key="grads.0")
 
 The backend matches collectives by order, not by key, so all members of a group must
@@ -20,13 +20,11 @@ from collections.abc import Iterable
 from datetime import timedelta
 from threading import Thread
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from placet.boxing.moves import Move, describe
 from placet.errors import MoveMismatch, WireError, WireTimeout
-from placet.settings import Worker, worker
 from placet.torch_private.c10d import (
     PrefixStore,
     default_store,
@@ -51,7 +49,6 @@ class C10dWire(Wire):
         timeout_seconds: the deadline of the groups that the wire makes; the deadline
             of `process_group` itself was set when it was made.
         check_order: raise MoveMismatch where members submit in different orders.
-        owns_process_group: `close` ends torch.distributed, too.
 
     Raises:
         ValueError: torch.distributed is not initialised.
@@ -63,17 +60,17 @@ class C10dWire(Wire):
         *,
         timeout_seconds: float = 300.0,
         check_order: bool = False,
-        owns_process_group: bool = False,
     ) -> None:
         world = process_group or dist.group.WORLD
         if world is None:
             raise ValueError(
-                "C10dWire() needs an initialised process group; call connect(), or "
+                "C10dWire() needs an initialised process group; call "
                 "torch.distributed.init_process_group first"
             )
         self.rank = world.rank()
         self.num_ranks = world.size()
         self.capabilities = Capabilities(order_free=False, priorities=False)
+        self.cluster = None
         self.timeout_seconds = timeout_seconds
         self.check_order = check_order
         self.store = PrefixStore("placet", default_store())
@@ -85,7 +82,6 @@ class C10dWire(Wire):
         self._broken: dict[tuple[int, ...], WireError] = {}
         peers = self.num_ranks - 1 if self.rank == 0 else min(1, self.num_ranks - 1)
         self._control_bytes = peers * _START_BYTES
-        self._owns_process_group = owns_process_group
 
     def prepare(self, groups: Iterable[tuple[int, ...]]) -> None:
         for group in sorted(set(groups)):
@@ -152,8 +148,6 @@ class C10dWire(Wire):
             if group is not world:
                 dist.destroy_process_group(group)
         self._groups = {tuple(range(self.num_ranks)): world}
-        if self._owns_process_group:
-            dist.destroy_process_group()
 
     def forget(self, future: "_C10dFuture") -> None:
         """Note that a future is done."""
@@ -280,55 +274,3 @@ class _C10dFuture(Future):
                 self._error = MoveMismatch(why)
                 return
             time.sleep(_POLL_SECONDS)
-
-
-def connect(*, timeout_seconds: float = 300.0, check_order: bool = False) -> C10dWire:
-    """Join the ranks that torchrun (or `placet train`) started; one call a process.
-
-    Uses gloo for CPU tensors, and NCCL for CUDA tensors where each rank of this host
-    has a device of its own.
-
-    Args:
-        timeout_seconds: deadline of every move and of the start.
-        check_order: see `C10dWire`.
-
-    Raises:
-        ValueError: torchrun's environment variables are missing.
-        WireError: the port is in use.
-        WireTimeout: not all ranks came.
-    """
-    here = worker()
-    if here is None:
-        raise ValueError(
-            "connect() needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the "
-            "environment; start the ranks with torchrun or `placet train -n`, or run "
-            "alone with single()"
-        )
-    place = f"{here.master_address}:{here.master_port}"
-    try:
-        dist.init_process_group(
-            _backend(here), timeout=timedelta(seconds=timeout_seconds)
-        )
-    except dist.DistNetworkError as error:
-        if "EADDRINUSE" in str(error):
-            raise WireError(
-                f"port in use: rank 0 cannot listen on {place}; set MASTER_PORT to a "
-                "free port, or let torchrun choose one (--rdzv-endpoint localhost:0)"
-            ) from error
-        raise WireTimeout(f"cannot reach rank 0 at {place}: {error}") from error
-    except dist.DistStoreError as error:
-        raise WireTimeout(
-            f"not all {here.num_ranks} ranks came within {timeout_seconds:g} s: {error}"
-        ) from error
-    return C10dWire(
-        timeout_seconds=timeout_seconds,
-        check_order=check_order,
-        owns_process_group=True,
-    )
-
-
-def _backend(here: Worker) -> str:
-    if not 0 < here.num_local_ranks <= torch.cuda.device_count():
-        return "gloo"
-    torch.cuda.set_device(here.local_rank)
-    return "cpu:gloo,cuda:nccl"

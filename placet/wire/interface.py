@@ -1,7 +1,8 @@
 """The seam between boxings and whatever carries their bytes.
 
 A wire takes moves and gives futures; it never decides what moves. There are three: the
-twin (all ranks in one process), c10d (any torch process group) and, next, the engine.
+twin (all ranks in one process), the engine (cannot deadlock, has priorities) and c10d
+(any torch process group).
 """
 
 from abc import ABC, abstractmethod
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from placet.boxing.moves import Move
+from placet.placement.cluster import Cluster
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,19 @@ class Future(ABC):
 
 
 class Wire(ABC):
-    """Carries moves between the ranks of a job."""
+    """Carries moves between the ranks of a job.
+
+    Args:
+        rank, num_ranks: this rank, and how many there are.
+        capabilities: what it can promise.
+        cluster: the links between ranks, by which moves are to choose their algorithm
+            before they are submitted; None where the wire has only one for each.
+    """
 
     rank: int
     num_ranks: int
     capabilities: Capabilities
+    cluster: Cluster | None
 
     @abstractmethod
     def submit(

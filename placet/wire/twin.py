@@ -201,6 +201,7 @@ class _TwinWire(Wire):
         self.rank = rank
         self.num_ranks = twin.num_ranks
         self.capabilities = Capabilities(order_free=True, priorities=False)
+        self.cluster = None
         self.timeout_seconds = twin.timeout_seconds
         self._twin = twin
         self._control_bytes = 0

@@ -21,7 +21,7 @@ from placet.job.data import Data
 from placet.job.events import StepDone
 from placet.job.job import Job
 from placet.settings import run_dir
-from placet.wire.c10d import connect
+from placet.wire.connect import connect
 
 ROWS = 47
 BATCH_ROWS = 8

@@ -3,10 +3,11 @@
 import os
 import warnings
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from placet.placement.cluster import Cluster
+from placet.placement.cluster import Cluster, Host, LinkClass
 from placet.wire.engine.core import Core, Link
 from placet.wire.engine.meeting import MeetingStore, meet
 from placet.wire.engine.native.build import CannotBuild, library
@@ -21,6 +22,9 @@ MEMORY_BYTES = (1 << 12) + (1 << 20)
 
 SPIN_SECONDS = 5e-5
 """How long a waiting rank looks for news before it sleeps, where each has a core."""
+
+_NO_MATTER = 1
+"""Memory of a guessed host: no algorithm depends on it."""
 
 
 def connect_engine(
@@ -44,6 +48,7 @@ def connect_engine(
         num_ranks: how many there are.
         timeout_seconds: deadline of the meeting and of every move.
         cluster: the links between ranks, by which algorithms are chosen; equal on all.
+            Guessed from where the ranks are if left out.
         core: "native" (C++) or "plain" (Python); native where it can be compiled.
         debug: see `EngineWire`.
         report_folder: where flight records go when something fails.
@@ -73,10 +78,26 @@ def connect_engine(
         num_ranks=num_ranks,
         hosts=meeting.hosts,
         timeout_seconds=timeout_seconds,
-        cluster=cluster,
+        cluster=cluster or guess_cluster(meeting.hosts),
         debug=debug,
         report_folder=report_folder,
     )
+
+
+def guess_cluster(hosts: Sequence[str]) -> Cluster | None:
+    """Links as they often are: what to choose algorithms by before any were measured.
+
+    None where the ranks of a host do not follow one another, as a cluster numbers them.
+
+    Args:
+        hosts: the name of each rank's host.
+    """
+    runs = [(name, len(list(ranks))) for name, ranks in groupby(hosts)]
+    if len(runs) != len(set(hosts)):
+        return None
+    links = (LinkClass("memory", 2e-5, 3e9), LinkClass("network", 1e-4, 1.2e8))
+    found = tuple(Host(name, num, _NO_MATTER, "memory") for name, num in runs)
+    return Cluster(found, links, "network")
 
 
 def make_core(name: CoreName, peer: int, links: Sequence[Link], num_here: int) -> Core:

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from placet.boxing.algorithms import choose
 from placet.boxing.moves import AllGather, Move
 from placet.errors import WireError
 from placet.placement.cluster import Cluster
@@ -51,7 +50,7 @@ class EngineWire(Wire):
         inflight, waiting, membership, attendant: the wire's parts.
         hosts: the name of each rank's host.
         timeout_seconds: from a move's submission until it counts as failed.
-        cluster: what links join the ranks, for `choose`.
+        cluster: what links join the ranks; see `Wire`.
     """
 
     def __init__(
@@ -77,9 +76,8 @@ class EngineWire(Wire):
         self._waiting = waiting
         self._membership = membership
         self._attendant = attendant
-        self._cluster = cluster
+        self.cluster = cluster
         self._known: dict[Move, Prepared] = {}
-        self._chosen: dict[Move, Move] = {}
         self._exchange_bytes = 0
 
     def submit(
@@ -112,17 +110,6 @@ class EngineWire(Wire):
 
     def prepare(self, groups: Iterable[tuple[int, ...]]) -> None:
         """Nothing: members meet by key, whatever their group."""
-
-    def choose(self, move: Move) -> Move:
-        """The same move with the algorithm of the least price on this cluster.
-
-        All ranks choose alike. The ranks of a re-formed wire are not those of the
-        cluster any more: then moves stay as they are.
-        """
-        chosen = self._chosen.get(move)
-        if chosen is None:
-            chosen = self._chosen[move] = choose(move, self._cluster)
-        return chosen
 
     def exchange(self, value: bytes, *, key: str) -> list[bytes]:
         """See `Wire.exchange`; it works on, though a move over all ranks has failed.
@@ -228,8 +215,7 @@ class EngineWire(Wire):
         """Take the numbers of a new epoch."""
         num_left = len(self._inflight.peers)
         if num_left < self.num_ranks:
-            self._cluster = None
-            self._chosen.clear()
+            self.cluster = None  # its ranks are not these any more
         self.hosts = tuple(self._first_hosts[peer] for peer in self._inflight.peers)
         self._known.clear()
         self.rank = self._inflight.rank
@@ -308,7 +294,7 @@ def start_wire(
         timeout_seconds: from a move's submission until it counts as failed.
         debug: find payloads that are changed or freed in flight (reads each twice).
         report_folder: where a flight record is written when something fails.
-        cluster: what links join the ranks, for `EngineWire.choose`.
+        cluster: what links join the ranks; see `Wire`.
 
     Raises:
         ValueError: ranks, hosts or time do not fit.
