@@ -36,7 +36,6 @@ from placet.boxing.moves import (
     Move,
     ReduceScatter,
 )
-from placet.placement.cluster import Cluster
 from placet.wire.c10d import C10dWire
 from placet.wire.check import result_size
 from placet.wire.interface import Wire
@@ -144,7 +143,7 @@ def time_cases(
 ) -> list[Measured | None]:
     """On one rank: each case, or None where the wire cannot run it."""
     torch.set_num_threads(1)
-    wire = open_wire(cast(WireKind, options.wire), Cluster.here(gloo.num_ranks))
+    wire = open_wire(cast(WireKind, options.wire))
     control = dist.new_group(backend="gloo")
     found: list[Measured | None] = []
     for case in wanted:

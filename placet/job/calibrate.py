@@ -12,20 +12,17 @@ told apart by the wire's own rule; groups of hosts by a gap in what they carry.
 import json
 import os
 import platform
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from placet.boxing.moves import AllReduce, AllToAll
 from placet.job import session
 from placet.job.launch import launch
 from placet.job.link_fit import (
-    LARGE_BYTES,
     LinkFit,
     Pair,
     Timed,
@@ -33,25 +30,20 @@ from placet.job.link_fit import (
     host_groups,
     pooled,
     rounds,
+    tournament,
 )
+from placet.job.link_timing import time_pairs
 from placet.job.process import cores, die_with_parent
 from placet.placement.cluster import Cluster, Host
 from placet.settings import worker
+from placet.torch_private.c10d import default_store
+from placet.wire.engine.connect import connect_engine
 from placet.wire.engine.hosts import host_name
 from placet.wire.interface import Wire
+from placet.wire.torch_store import TorchStore
 
-SIZES = (1 << 10, 1 << 16, LARGE_BYTES, 1 << 20, 1 << 22, 1 << 24)
-"""Bytes of the messages; the last are left out where they would take too long."""
-
-LONGEST_SECONDS = 1.0
-"""No size is begun whose messages would take longer."""
-
-SIZE_SECONDS = 0.15
-FEWEST, MOST = 5, 15
-"""Each size is repeated for so long, within these numbers."""
-
-SMALL_CALLS = 10
-"""Small messages go so many times in a row: a barrier's end is not that sharp."""
+SOCKETS = (1, 2, 4)
+"""How many sockets each pair of ranks on two hosts may use."""
 
 WITHIN, HOSTS, GROUPS = "memory", "network", "uplink"
 """The names of the link classes: ranks of a host, hosts of a group, groups."""
@@ -91,10 +83,19 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured, and the cluster that it describes."""
+    """What was measured, and the cluster that it describes.
+
+    Args:
+        measurements: one for each link class.
+        cluster: the same for planner and wire. What joins hosts is there as one link a
+            host, which its ranks share.
+        sockets: (number of sockets, bytes/s of the link between two hosts) where the
+            engine's ranks use so many each; empty on one host.
+    """
 
     measurements: tuple[Measurement, ...]
     cluster: Cluster
+    sockets: tuple[tuple[int, float], ...] = ()
 
 
 def calibrate(num_ranks: int | None, cluster_out: Path | None) -> int:
@@ -132,7 +133,10 @@ def calibrate(num_ranks: int | None, cluster_out: Path | None) -> int:
 
 def measure_here() -> Calibration:
     """Measure as one of the ranks of this job."""
-    found = measure_links(session.current_wire())
+    wire = session.current_wire()
+    found = measure_links(wire)
+    if len(found.cluster.hosts) > 1:
+        found = replace(found, sockets=_by_sockets(wire, found.cluster))
     session.close()
     return found
 
@@ -148,14 +152,7 @@ def measure_links(wire: Wire) -> Calibration:
     hosts = ranks_by_host([place.key for place in places])
     times: dict[Pair, tuple[Timed, ...]] = {}
     for number, pairs in enumerate(rounds(hosts)):
-        mine = _time_round(wire, pairs, number)
-        given = json.dumps([[t.num_bytes, *t.seconds] for t in mine]).encode()
-        found = wire.exchange(given, key=f"calibrate.{number}")
-        of_rank = [
-            [Timed(int(size), tuple(seconds)) for size, *seconds in json.loads(x)]
-            for x in found
-        ]
-        times |= {(a, b): slower(of_rank[a], of_rank[b]) for a, b in pairs}
+        times |= time_pairs(wire, pairs, f"round{number}")
     return calibration(times, hosts, places)
 
 
@@ -175,6 +172,9 @@ def calibration(
     between: dict[Pair, list[Sequence[Timed]]] = {}
     for (a, b), timed in times.items():
         between.setdefault((host_of[a], host_of[b]), []).append(timed)
+    for (a, b), found in between.items():
+        if a != b:  # all pairs went at once, over the hosts' own two links
+            between[a, b] = [carried(timed, len(found)) for timed in found]
     rates = {
         pair: fit(pooled(timed)).link_bytes_per_s
         for pair, timed in between.items()
@@ -211,6 +211,11 @@ def calibration(
     return Calibration(measurements, cluster)
 
 
+def carried(timed: Sequence[Timed], num_pairs: int) -> tuple[Timed, ...]:
+    """A pair's times, as those of all the bytes that its hosts' link carried then."""
+    return tuple(Timed(t.num_bytes * num_pairs, t.seconds) for t in timed)
+
+
 def ranks_by_host(keys: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """The ranks of each host, hosts in the order of their first rank.
 
@@ -229,19 +234,11 @@ def ranks_by_host(keys: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     return hosts
 
 
-def slower(ours: Sequence[Timed], theirs: Sequence[Timed]) -> tuple[Timed, ...]:
-    """A pair's times: each message ends when both have what they were sent."""
-    return tuple(
-        Timed(a.num_bytes, tuple(map(max, a.seconds, b.seconds)))
-        for a, b in zip(ours, theirs, strict=True)
-    )
-
-
 def print_measurements(found: Calibration, console: Console) -> None:
     """The link classes as a table."""
     table = Table(title="Links, with all ranks running at once", title_justify="left")
     table.add_column("between", no_wrap=True)
-    for column in ("pairs", "latency", "rate", "spread", "misfit", "slowest pair"):
+    for column in ("pairs", "latency", "rate", "spread", "misfit", "slowest"):
         table.add_column(column, justify="right")
     for measured in found.measurements:
         line = measured.line
@@ -257,8 +254,12 @@ def print_measurements(found: Calibration, console: Console) -> None:
     console.print(table)
     console.print(
         "spread: width of the middle half of the largest messages' times; misfit: how "
-        "far a median is from latency + bytes / rate"
+        "far a median is from latency + bytes / rate. A host's ranks share its link to "
+        "other hosts, whose whole rate is shown"
     )
+    if found.sockets:
+        rates = (f"{number}: {_rate(rate)}" for number, rate in found.sockets)
+        console.print(f"between two hosts, by sockets a pair: {', '.join(rates)}")
 
 
 _MEANING = {
@@ -284,51 +285,27 @@ def _places(wire: Wire) -> list[Place]:
     return [Place(*json.loads(place)) for place in found]
 
 
-def _time_round(wire: Wire, pairs: Sequence[Pair], number: int) -> list[Timed]:
-    """This rank's times of a round; all ranks take part, also without a partner."""
+def _by_sockets(wire: Wire, cluster: Cluster) -> tuple[tuple[int, float], ...]:
+    """What the engine gets out of the link between hosts, by number of sockets."""
+    here = worker()
+    firsts = list(accumulate((h.num_ranks for h in cluster.hosts), initial=0))
+    hosts = [range(a, b) for a, b in pairwise(firsts)]
+    a, b = tournament(len(hosts))[0][0]
+    pairs = tuple(zip(hosts[a], hosts[b], strict=False))
     found = []
-    for size in SIZES:
-        move = _swap(pairs, size, wire.num_ranks)
-        num_calls = SMALL_CALLS if size < LARGE_BYTES else 1
-        timed = _timer(wire, move, f"calibrate.{number}.{size}", num_calls)
-        expected = _slowest(wire, timed())
-        repeats = int(SIZE_SECONDS / (expected * num_calls))
-        repeats = max(FEWEST, min(MOST, repeats))
-        found.append(Timed(size, tuple(timed() for _ in range(repeats))))
-        if size > LARGE_BYTES and 4 * expected > LONGEST_SECONDS:
-            break  # the next size has four times the bytes
-    return found
-
-
-def _timer(wire: Wire, move: AllToAll, key: str, num_calls: int) -> Callable[[], float]:
-    """Gives a function that runs the move and returns this rank's seconds a call."""
-    given = torch.zeros(sum(move.sends(wire.rank)), dtype=move.dtype)
-    out = torch.zeros(sum(move.receives(wire.rank)), dtype=move.dtype)
-
-    def timed() -> float:
-        _slowest(wire, 0.0)  # all begin together
-        began = time.perf_counter()
-        for _ in range(num_calls):
-            wire.submit(move, given, key=key, out=out).wait()
-        return (time.perf_counter() - began) / num_calls
-
-    return timed
-
-
-def _swap(pairs: Sequence[Pair], num_bytes: int, num_ranks: int) -> AllToAll:
-    """Each pair sends so much to each other, nobody else sends anything."""
-    counts = [[0] * num_ranks for _ in range(num_ranks)]
-    for a, b in pairs:
-        counts[a][b] = counts[b][a] = num_bytes
-    group = tuple(range(num_ranks))
-    return AllToAll(group, tuple(map(tuple, counts)), torch.uint8)
-
-
-def _slowest(wire: Wire, seconds: float) -> float:
-    """The largest of all ranks' times; nobody goes on before all are here."""
-    move = AllReduce(tuple(range(wire.num_ranks)), 1, torch.float64, "max")
-    given = torch.tensor([seconds], dtype=torch.float64)
-    return float(wire.submit(move, given, key="calibrate.slowest").wait())
+    for num_sockets in SOCKETS:
+        engine = connect_engine(
+            TorchStore(default_store(), f"calibrate/{num_sockets}"),
+            wire.rank,
+            wire.num_ranks,
+            num_sockets=num_sockets,
+            towards=None if here is None else here.master_address,
+        )
+        times = time_pairs(engine, pairs, f"sockets.{num_sockets}")
+        line = fit(pooled([carried(timed, len(pairs)) for timed in times.values()]))
+        found.append((num_sockets, line.link_bytes_per_s))
+        engine.close()
+    return tuple(found)
 
 
 def _unique(names: Sequence[str]) -> list[str]:

@@ -15,10 +15,10 @@ from placet.job.calibrate import (
     calibration,
     print_measurements,
     ranks_by_host,
-    slower,
 )
 from placet.job.cli import BAD_INPUT, app
 from placet.job.link_fit import Timed, fit, host_groups, rounds, tournament
+from placet.job.link_timing import slower
 from placet.placement.cluster import Cluster
 
 SIZES = (1 << 10, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
@@ -125,13 +125,15 @@ def test_calibration_names_each_class_and_describes_the_cluster():
     hosts = ranks_by_host(["a", "a", "b", "b", "c", "c"])
     rates = {(0, 0): 4e9, (0, 1): 1e9, (0, 2): 1e8}
     of_host = {rank: h for h, ranks in enumerate(hosts) for rank in ranks}
+    # Two ranks share their host's link to others: each gets half of it.
+    share = {0: 1, 1: 2, 2: 2}
     near = {(0, 1), (1, 0)}
     times = {}
     for pairs in rounds(hosts):
         for a, b in pairs:
             ends = (of_host[a], of_host[b])
             kind = 0 if ends[0] == ends[1] else 1 if ends in near else 2
-            times[a, b] = line(1e-4 * (kind + 1), rates[0, kind])
+            times[a, b] = line(1e-4 * (kind + 1), rates[0, kind] / share[kind])
     places = [Place("abc"[r // 2], "node", 1 << 30) for r in range(6)]
     found = calibration(times, hosts, places)
     assert [(m.name, m.num_pairs) for m in found.measurements] == [
