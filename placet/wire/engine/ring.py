@@ -15,7 +15,8 @@ that still have to be sent? In the first half, no receive writes chunk i+1, the 
 that is sent from the payload. In the second half, chunk c arrives complete: it holds
 what every member added. What this member added to byte b of it left in its own send of
 byte b. So that send was done before byte b could come back. The same holds for what
-the first half put into the result's chunk c and sent on from there.
+the first half put into the result's chunk c and sent on from there. (Done means that
+the bytes have left this member's buffers.)
 
 Source: P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 workstations", J. Parallel Distrib. Comput. 69 (2009); the direction and the chunks are

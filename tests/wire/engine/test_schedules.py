@@ -271,36 +271,58 @@ def test_any_uneven_counts(data, size, name, seed):
             check(move, seed, name)
 
 
-def test_a_missing_wait_is_found():
-    """The interpreter and `verify` both see an exchange that forgets its sends."""
-    move = AllReduce((0, 1, 2), 6, torch.int32, algorithm="exchange")
-    broken = {
-        rank: _without_waits_for_sends(compile_move(move, rank)) for rank in (0, 1, 2)
-    }
+def test_verify_sees_a_write_over_what_is_still_sent():
+    schedule = compile_move(AllReduce((0, 1), 6, torch.int32, algorithm="exchange"), 0)
+    [reduce] = [i for i in schedule.instructions if i.kind is Kind.REDUCE]
+    for j, _ in reduce.follows:
+        if schedule.instructions[j].kind is Kind.SEND:
+            broken = _without(schedule, schedule.instructions.index(reduce), j)
     with pytest.raises(ValueError, match="touch the same bytes in no order"):
-        verify(broken[0], payload_bytes=24, out_bytes=24)
+        verify(broken, payload_bytes=24, out_bytes=24)
+
+
+MUTATED = (
+    *algorithms_of(AllReduce((0, 1, 2, 3), 12, torch.int32)),
+    AllReduce((0, 1, 2), 12, torch.int32, algorithm="doubling"),
+    BroadcastFrom((0, 1, 2, 3), 0, 6, torch.int32),
+    AllGather((0, 1, 2, 3), (3,) * 4, torch.int32),
+    *algorithms_of(ReduceScatter((0, 1, 2, 3), (3,) * 4, torch.int32)),
+)
+
+
+@pytest.mark.parametrize("move", MUTATED, ids=str)
+def test_each_wait_is_needed_and_its_lack_is_found(move):
+    """Leave out one wait of one rank: some order of events shows it."""
+    schedules = {rank: compile_move(move, rank) for rank in move.group}
+    num_waits = 0
+    for i, instruction in enumerate(schedules[1].instructions):
+        for j, _ in instruction.follows:
+            num_waits += 1
+            broken = {**schedules, 1: _without(schedules[1], i, j)}
+            assert any(
+                _goes_wrong(move, broken, seed, name)
+                for seed in range(40)
+                for name in POLICIES
+            ), (i, instruction, j)
+    assert num_waits
+
+
+def _without(schedule: Schedule, index: int, waited_for: int) -> Schedule:
+    program = list(schedule.instructions)
+    kept = tuple(pair for pair in program[index].follows if pair[0] != waited_for)
+    program[index] = replace(program[index], follows=kept)
+    return replace(schedule, instructions=tuple(program))
+
+
+def _goes_wrong(
+    move: Move, schedules: dict[int, Schedule], seed: int, name: str
+) -> bool:
+    in_place = isinstance(move, AllReduce | BroadcastFrom)
     payloads = {rank: payload_of(move, rank, "cpu") for rank in move.group}
-    wrong = 0
-    for seed in range(20):
-        found = results_of(
-            move, payloads, seed, "fixed", in_place=True, schedules=broken
-        )
-        wrong += not all(torch.equal(found[r], expected(move, r, "cpu")) for r in found)
-    assert wrong
-
-
-def _without_waits_for_sends(schedule: Schedule) -> Schedule:
-    program = schedule.instructions
-    kept = [
-        replace(
-            instruction,
-            follows=tuple(
-                (j, s) for j, s in instruction.follows if program[j].kind != Kind.SEND
-            ),
-        )
-        for instruction in program
-    ]
-    return replace(schedule, instructions=tuple(kept))
+    found = results_of(
+        move, payloads, seed, name, in_place=in_place, schedules=schedules
+    )
+    return not all(torch.equal(found[r], expected(move, r, "cpu")) for r in found)
 
 
 def test_the_price_counts_what_the_schedules_send():
@@ -341,3 +363,15 @@ def test_a_large_exchange_is_refused():
     move = AllReduce((0, 1, 2), 1 << 18, torch.float32, algorithm="exchange")
     with pytest.raises(ValueError, match="2097152 bytes of memory, at most 1048576"):
         compile_move(move, 0)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 8])
+def test_every_move_over_every_group(size, seed):
+    for g, group in enumerate(groups(size)):
+        for i, plain in enumerate(moves_of(group, torch.int32)):
+            for j, move in enumerate(algorithms_of(plain)):
+                in_place = isinstance(move, AllReduce | BroadcastFrom) and seed == 2
+                name = POLICIES[(g + i + j + seed) % len(POLICIES)]
+                check(move, f"{seed} {group} {i} {j}", name, in_place)
