@@ -130,7 +130,7 @@ def groups(size: int) -> list[tuple[int, ...]]:
 def test_every_move_in_random_orders(size):
     for g, group in enumerate(groups(size)):
         for i, plain in enumerate(moves_of(group, torch.float64)):
-            if size > 3 and i % 3 != g:
+            if (size > 3 and i % 3 != g) or (size > 4 and i % 2):
                 continue
             for j, move in enumerate(algorithms_of(plain)):
                 name = POLICIES[(g + i + j) % len(POLICIES)]
@@ -139,7 +139,7 @@ def test_every_move_in_random_orders(size):
 
 @pytest.mark.parametrize("size", [2, 3, 4, 6])
 def test_in_place_whatever_is_late(size):
-    for group in groups(size)[1:]:
+    for group in groups(size)[1 : 2 if size > 4 else 3]:
         moves = [BroadcastFrom(group, group[1], 10, torch.int32)]
         moves += algorithms_of(AllReduce(group, 13, torch.int32))
         for move in moves:
@@ -239,7 +239,7 @@ def test_rounding_is_the_same_on_all_ranks_and_in_all_orders():
                     same(runs[0][rank], result)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     group=st.permutations(range(9)).flatmap(
         lambda p: st.integers(2, 9).map(lambda size: tuple(p[:size]))
@@ -255,7 +255,7 @@ def test_any_all_reduce(group, n, in_place, name, seed, data):
     check(data.draw(st.sampled_from(moves)), seed, name, in_place)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data(), st.integers(2, 5), st.sampled_from(POLICIES), st.integers(0, 1 << 30))
 def test_any_uneven_counts(data, size, name, seed):
     group = tuple(range(size))
