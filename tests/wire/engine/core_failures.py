@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from placet.errors import WireError
-from placet.wire.engine.core import Core, EventKind, Link, State
+from placet.wire.engine.core import Core, EventKind, State
 from placet.wire.engine.frames import (
     EAGER_BYTES,
     EARLY_BYTES,
@@ -24,6 +24,7 @@ from tests.wire.engine.core_rig import (
     RawPeer,
     assert_done,
     beside_raw,
+    beside_raw_and_core,
     connected,
     event_of,
     random_bytes,
@@ -31,7 +32,6 @@ from tests.wire.engine.core_rig import (
     receiving,
     schedule_of,
     sending,
-    socket_pairs,
     submit,
     sum_of_all,
 )
@@ -92,25 +92,20 @@ def check_mismatched_ready(make_core: MakeCore) -> None:
 def check_lost(make_core: MakeCore) -> None:
     """A link that breaks fails the tasks that use it; the others go on."""
     payload, out = random_bytes(8), torch.zeros(8, dtype=torch.uint8)
-    ours, theirs = socket_pairs(1)
-    a_end, b_end = socket_pairs(1)
-    core = make_core(0, [Link(1, ours), Link(2, a_end)])
-    other, raw = make_core(2, [Link(0, b_end)]), RawPeer(theirs)
-    try:
+    with beside_raw_and_core(make_core) as (core, raw, other):
         fine = submit(core, 1, schedule_of(receiving(2, 8)), payload, out)
         hit = submit(core, 2, schedule_of(receiving(1, 8)), payload)
-        both = submit(
-            core, 3, schedule_of(receiving(1, 8), receiving(2, 8)), payload, notify=1
-        )
+        both = schedule_of(receiving(1, 8), receiving(2, 8))
+        second = submit(core, 3, both, payload, notify=1)
         raw.read_all()
         raw.close()
         assert core.wait(hit, LONG) is State.FAILED
-        assert core.wait(both, LONG) is State.FAILED
+        assert core.wait(second, LONG) is State.FAILED
         events = [core.next_event(LONG) for _ in range(2)]
         kinds = {event.kind: event for event in events if event}
         assert kinds[EventKind.LOST].peer == 1
         assert b"closed" in kinds[EventKind.LOST].data
-        assert kinds[EventKind.FINISHED].handle == both
+        assert kinds[EventKind.FINISHED].handle == second
         assert core.state(fine) is State.PENDING
         assert_done(other, submit(other, 1, schedule_of(sending(0, 8)), payload))
         assert_done(core, fine)
@@ -118,10 +113,6 @@ def check_lost(make_core: MakeCore) -> None:
         assert core.wait(late, LONG) is State.FAILED
         core.send(1, b"nobody")
         assert core.next_event(0.0) is None
-    finally:
-        raw.close()
-        core.close()
-        other.close()
 
 
 def check_lost_in_a_frame(make_core: MakeCore) -> None:
@@ -147,16 +138,19 @@ def check_one_socket_lost(make_core: MakeCore) -> None:
 def check_left(make_core: MakeCore) -> None:
     """After BYE those tasks fail that still need the peer."""
     payload = random_bytes(8)
-    with beside_raw(make_core, 2) as (core, raw):
-        done = submit(core, 1, schedule_of(receiving(1, 8)), payload)
+    with beside_raw_and_core(make_core, 2) as (core, raw, other):
+        both = schedule_of(receiving(1, 8), receiving(2, 8))
+        done = submit(core, 1, both, payload, torch.zeros_like(payload))
         undone = submit(core, 2, schedule_of(receiving(1, 8)), payload)
         raw.data(1, b"x" * 8)
         raw.send(Header(FrameKind.BYE, 0))
         raw.close()
-        assert_done(core, done)
         assert core.wait(undone, LONG) is State.FAILED
         assert event_of(core, EventKind.LEFT).peer == 1
         assert core.next_event(SHORT) is None
+        assert core.state(done) is State.PENDING
+        assert_done(other, submit(other, 1, schedule_of(sending(0, 8)), payload))
+        assert_done(core, done)
 
 
 def check_fail(make_core: MakeCore) -> None:
@@ -164,17 +158,17 @@ def check_fail(make_core: MakeCore) -> None:
     payload = random_bytes(BULK)
     wanted = raw_bytes(payload)
     with beside_raw(make_core) as (core, raw):
-        out = torch.zeros(8, dtype=torch.uint8)
+        out = torch.zeros(8 * EAGER_BYTES, dtype=torch.uint8)
         raw.ready(1)
         talk(core, raw)
-        both = schedule_of(sending(1, BULK), receiving(1, 8))
+        both = schedule_of(sending(1, BULK), receiving(1, len(out)))
         handle = submit(core, 1, both, payload, out, notify=1)
         raw.has_something()
         core.fail(handle)
         payload.fill_(0)
         assert core.state(handle) is State.FAILED
         assert event_of(core, EventKind.FINISHED).handle == handle
-        raw.data(1, b"x" * 8)
+        raw.data(1, b"x" * len(out))  # more than could be set aside
         talk(core, raw)
         assert out.count_nonzero() == 0
         other = submit(core, 2, schedule_of(sending(1, 8)), random_bytes(8))
@@ -252,6 +246,8 @@ def check_advance_without(make_core: MakeCore) -> None:
             event = cores[2].next_event(LONG)
             assert event is not None
             assert event.kind in (EventKind.LOST, EventKind.LEFT)
+        early = submit(cores[0], 501, schedule_of(sending(1, 8)), payload)
+        assert_done(cores[0], early)
         outs = [torch.zeros_like(payload) for _ in range(2)]
         handles = [
             submit(core, 500, sum_of_all(me, (0, 1), payload), payload, out)

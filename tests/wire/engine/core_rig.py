@@ -57,6 +57,23 @@ def beside_raw(
         core.close()
 
 
+@contextlib.contextmanager
+def beside_raw_and_core(
+    make_core: MakeCore, num_sockets: int = 1
+) -> Iterator[tuple[Core, "RawPeer", Core]]:
+    """Core 0, its peer 1, played by the test, and its peer 2, a core."""
+    ours, theirs = socket_pairs(num_sockets)
+    our_end, its_end = socket_pairs(num_sockets)
+    core = make_core(0, [Link(1, ours), Link(2, our_end)])
+    raw, other = RawPeer(theirs), make_core(2, [Link(0, its_end)])
+    try:
+        yield core, raw, other
+    finally:
+        raw.close()
+        core.close()
+        other.close()
+
+
 def socket_pairs(
     num: int,
 ) -> tuple[tuple[socket.socket, ...], tuple[socket.socket, ...]]:
