@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,20 +80,40 @@ class Found:
         return Measured(*(Samples(tuple(s), ()) for s in self.urgent_seconds))
 
 
-class Watched:
-    """A step that writes down what each of its runs sent, and what it returned."""
+class Watch:
+    """Writes down what the host's cards send from one step's start to the next's.
 
-    def __init__(self, step: Callable[[], float | None]) -> None:
-        self.sent: list[dict[str, int]] = []
-        self.returned: list[float | None] = []
-        self._step = step
+    To the next's start, because a rank may be done while its last bytes still queue.
+    """
 
-    def __call__(self) -> None:
-        before = sent_by_cards()
-        returned = self._step()
-        after = sent_by_cards()
-        self.sent.append({card: after[card] - before[card] for card in after})
-        self.returned.append(returned)
+    def __init__(self) -> None:
+        self.returned: dict[str, list[float | None]] = {}
+        self._sides: list[str] = []
+        self._readings: list[dict[str, int]] = []
+
+    def align(self) -> None:
+        """Wait for all ranks, then read the counters."""
+        dist.barrier()
+        self._readings.append(sent_by_cards())
+
+    def side(self, name: str, step: Callable[[], float | None]) -> Side:
+        """A side whose steps are watched."""
+
+        def watched() -> None:
+            self._sides.append(name)
+            self.returned.setdefault(name, []).append(step())
+
+        return Side(name, watched)
+
+    def sent(self, side: str, card: str) -> list[int]:
+        """Bytes that a card sent in each of a side's steps; after a last `align`."""
+        return [
+            after[card] - before[card]
+            for name, (before, after) in zip(
+                self._sides, pairwise(self._readings), strict=True
+            )
+            if name == side
+        ]
 
 
 def sent_by_cards() -> dict[str, int]:
@@ -113,11 +134,9 @@ def find(spec: Spec, wire: Wire) -> Found:
         "hierarchy": _hierarchy,
         "priority": _priority,
     }
-    steps = [Watched(step) for step in make[spec.what](spec, wire)]
-    ours, peer, control = (
-        Side(name, step)
-        for name, step in zip(("ours", "peer", "control"), steps, strict=True)
-    )
+    watch, names = Watch(), ("ours", "peer", "control")
+    steps = zip(names, make[spec.what](spec, wire), strict=True)
+    ours, peer, control = (watch.side(name, step) for name, step in steps)
     measured = measure(
         ours,
         peer,
@@ -126,20 +145,21 @@ def find(spec: Spec, wire: Wire) -> Found:
         budget_seconds=spec.budget_seconds,
         num_warm_up=spec.num_warm_up,
         agree=_agree,
-        align=dist.barrier,
+        align=watch.align,
     )
+    watch.align()
     sides = (measured.ours, measured.peer, measured.control)
     first = spec.num_warm_up
     return Found(
         seconds=[list(side.seconds) for side in sides],
         cpu_seconds=[list(side.cpu_seconds) for side in sides],
         card_bytes={
-            card: [[sent[card] for sent in step.sent[first:]] for step in steps]
+            card: [watch.sent(name, card)[first:] for name in names]
             for card in sent_by_cards()
         },
         urgent_seconds=[
-            [seconds for seconds in step.returned[first:] if seconds is not None]
-            for step in steps
+            [seconds for seconds in watch.returned[name][first:] if seconds is not None]
+            for name in names
         ],
     )
 

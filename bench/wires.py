@@ -11,7 +11,6 @@ from typing import Literal, TypeAlias, cast, get_args
 import torch.distributed as dist
 
 from placet.boxing.algorithms import choose
-from placet.boxing.algorithms import choose
 from placet.boxing.moves import Move
 from placet.placement.cluster import Cluster
 from placet.torch_private.c10d import Store, default_store
