@@ -22,7 +22,9 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from placet.boxing.algorithms import choose
 from placet.boxing.moves import Move
+from placet.placement.cluster import Cluster
 from placet.torch_private.c10d import (
     GroupBase,
     PrefixStore,
@@ -45,9 +47,7 @@ class GroupWire(Protocol):
 
     rank: int
     num_ranks: int
-
-    def choose(self, move: Move) -> Move:
-        """The same move with the best algorithm; all ranks choose alike."""
+    cluster: Cluster | None
 
     def submit(
         self,
@@ -296,7 +296,7 @@ class PlacetProcessGroup(GroupBase):  # type: ignore[misc]
         for i, each in enumerate(request.transfers):
             part = each.part or (str(i) if len(request.transfers) > 1 else "")
             future = wire.submit(
-                wire.choose(each.move),
+                choose(each.move, wire.cluster),
                 each.payload,
                 key=f"{key.text}/{part}" if part else key.text,
                 priority=key.priority,

@@ -16,6 +16,11 @@ these have no site. Two of one kind, root and shape keep the program's order, as
 of torch.distributed. For sends and receives the shape is left out, too: torch promises
 their order by pair and tag, and so a wrong size is an error at once.
 
+# NOTE [Callbacks]
+What a program attaches to a future (`then`) runs at once where the future is done
+already, and later in another thread where it is not: ranks differ. So a call site ends
+where a callback begins.
+
 # NOTE [What nothing can tell apart]
 The same line run twice, for tensors of one shape, in an order that differs between
 ranks (a loop over a set, or threads): the calls match in the order in which each rank
@@ -148,7 +153,7 @@ def call_site(frame: FrameType | None) -> Where:
         if kind == 1:  # _Code.PLACE, by its number: this loop runs for every call
             places += (id(code), frame.f_lasti)
         elif kind:
-            if kind is _Code.SCRIPT and places:
+            if kind is _Code.CALLBACK or (kind is _Code.SCRIPT and places):
                 break
             if kind is _Code.MODULE_NAME:
                 extra = fsdp_module_name(frame) or extra
@@ -181,12 +186,15 @@ class _Code(IntEnum):
     """May be a DDP communication hook."""
     MODULE_NAME = 4
     """FSDP2's, which knows a module's name."""
+    CALLBACK = 5
+    """Of torch's futures: what it calls is a callback, see NOTE [Callbacks]."""
 
 
 _LIBRARIES = tuple(
     f"{Path(found).resolve()}/"
     for found in (Path(torch.__file__).parent, Path(__file__).parents[1])
 )
+_FUTURES = str(Path(torch.futures.__file__).resolve())
 _STANDARD = f"{Path(sysconfig.get_path('stdlib')).resolve()}/"
 _CODES: dict[int, tuple[CodeType, _Code]] = {}
 # By identity, as the hash of a code object is slow; the value keeps it alive.
@@ -206,6 +214,8 @@ def _classify(code: CodeType) -> _Code:
     file = code.co_filename
     if not file.startswith("<"):
         file = str(Path(file).resolve())
+    if file == _FUTURES:
+        return _Code.CALLBACK
     in_standard = file.startswith(_STANDARD) and "site-packages" not in file
     # Compiled code: "<eval_with_key>.3", or a file whose name is a hash.
     typed = file in ("<stdin>", "<string>")
