@@ -46,11 +46,16 @@ UNHEARD = 256
 
 @dataclass(frozen=True)
 class _Doubt:
-    """A rank that will submit nothing more: by then, fail what waits for it."""
+    """A rank submits nothing more: fail what it has not submitted by then.
+
+    Only its partners in a move know whether it has; they tell the other members.
+    """
 
     until: float
     epoch: int
     rank: int
+    scope: bytes | None
+    kind: type[WireError]
     cause: str
 
 
@@ -62,6 +67,7 @@ class Attendant:
         waiting: explains deadlines.
         asker: trades reports.
         membership: re-forms the group.
+        watch: called ten times a second; ends links whose host is silent.
     """
 
     def __init__(
@@ -70,7 +76,9 @@ class Attendant:
         waiting: Waiting,
         asker: Asker,
         membership: Membership,
+        watch: Callable[[], object],
     ) -> None:
+        self._watch = watch
         self._inflight = inflight
         self._waiting = waiting
         self._asker = asker
@@ -163,7 +171,7 @@ class Attendant:
             elif topic == REPORT:
                 self._asker.on_answer(rank, data)
             elif topic == FAILED:
-                self._fail(data)
+                self._fail(rank, data)
             else:
                 self._mismatches.told(rank, unpack_submitted(data))
 
@@ -175,7 +183,7 @@ class Attendant:
                 return
         listener(rank, data)
 
-    def _fail(self, data: bytes) -> None:
+    def _fail(self, rank: int, data: bytes) -> None:
         """Another member says that a collective has failed."""
         failure, inflight = unpack_failure(data), self._inflight
         if failure.epoch != inflight.epoch or inflight.rank not in failure.group:
@@ -188,6 +196,8 @@ class Attendant:
             inflight.fail(future, error)
         elif inflight.submitted(failure.collective) is None:
             inflight.fail_early(failure.epoch, failure.collective, error)
+        cause = f"this group failed before: {failure.text}"
+        self._expect_nothing(rank, scope, type(error), cause)
         write_record(inflight)
 
     def _lose(self, peer: int, cause: str) -> None:
@@ -204,16 +214,24 @@ class Attendant:
     def _doubt(self, peer: int, cause: str) -> None:
         inflight = self._inflight
         if peer in inflight.peers:
-            until = time.monotonic() + GRACE_SECONDS
             rank = inflight.peers.index(peer)
             inflight.doubt(rank, cause)
-            self._doubts.append(_Doubt(until, inflight.epoch, rank, cause))
+            text = f"rank {rank} takes no part: {cause}"
+            self._expect_nothing(rank, None, PeerLost, text)
+
+    def _expect_nothing(
+        self, rank: int, scope: bytes | None, kind: type[WireError], cause: str
+    ) -> None:
+        """A rank submits nothing more, in a scope or at all."""
+        until, epoch = time.monotonic() + GRACE_SECONDS, self._inflight.epoch
+        self._doubts.append(_Doubt(until, epoch, rank, scope, kind, cause))
 
     def _look_after(self) -> float:
         """Do what is due; seconds until more will be."""
         now = time.monotonic()
         if now >= self._swept + SWEEP_SECONDS:
             self._swept = now
+            self._watch()
             self._settle_doubts(now)
             self._sweep(now)
         until_ripe = self._mismatches.raise_ripe()
@@ -226,12 +244,15 @@ class Attendant:
             self._doubts.remove(doubt)
             if doubt.epoch != inflight.epoch:
                 continue
-            peer, cause = inflight.peers[doubt.rank], doubt.cause
+            peer = inflight.peers[doubt.rank]
             for future in inflight.alive():
-                if doubt.rank not in future.group or self._heard(future, peer):
+                prepared = future.prepared
+                if doubt.scope not in (None, prepared.scope):
                     continue
-                text = f"{future.what}: rank {doubt.rank} takes no part: {cause}"
-                inflight.fail(future, PeerLost(text))
+                if peer in prepared.partners and not self._heard(future, peer):
+                    error = doubt.kind(f"{future.what}: {doubt.cause}")
+                    if inflight.fail(future, error):
+                        inflight.tell_members(future, error)
 
     def _heard(self, future: EngineFuture, peer: int) -> bool:
         with self._inflight.lock:

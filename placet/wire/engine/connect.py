@@ -3,12 +3,15 @@
 import os
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from placet.placement.cluster import Cluster, Host, LinkClass
 from placet.wire.engine.core import Core, Link
+from placet.wire.engine.listening import end_silent
 from placet.wire.engine.meeting import MeetingStore, meet
 from placet.wire.engine.native.build import CannotBuild, library
 from placet.wire.engine.native.core import NativeCore
@@ -22,6 +25,9 @@ MEMORY_BYTES = (1 << 12) + (1 << 20)
 
 SPIN_SECONDS = 5e-5
 """How long a waiting rank looks for news before it sleeps, where each has a core."""
+
+MEETING_BYTES = 1 << 14
+"""What meeting through the store takes, at most; rank 0 keeps it for each other."""
 
 _NO_MATTER = 1
 """Memory of a guessed host: no algorithm depends on it."""
@@ -39,6 +45,7 @@ def connect_engine(
     report_folder: Path | None = None,
     num_sockets: int = 1,
     towards: str | None = None,
+    heartbeat_seconds: float = 10.0,
 ) -> EngineWire:
     """Join the other ranks by the engine; each rank calls it once.
 
@@ -54,6 +61,7 @@ def connect_engine(
         report_folder: where flight records go when something fails.
         num_sockets: TCP sockets between two hosts' ranks.
         towards: see `meet`.
+        heartbeat_seconds: a host that is silent for so long is lost.
 
     Raises:
         WireTimeout: not all ranks came; names them.
@@ -70,8 +78,15 @@ def connect_engine(
         memory_bytes=MEMORY_BYTES,
         num_sockets=num_sockets,
         towards=towards,
+        heartbeat_seconds=heartbeat_seconds,
     )
     num_here = meeting.hosts.count(meeting.hosts[rank])
+    # The core owns the sockets; these are the same connections, to watch.
+    far = [
+        replace(link, sockets=tuple(sock.dup() for sock in link.sockets))
+        for link in meeting.links
+        if meeting.hosts[link.peer] != meeting.hosts[rank]
+    ]
     return start_wire(
         make_core(name, rank, meeting.links, num_here),
         rank=rank,
@@ -81,6 +96,8 @@ def connect_engine(
         cluster=cluster or guess_cluster(meeting.hosts),
         debug=debug,
         report_folder=report_folder,
+        watch=partial(end_silent, far, heartbeat_seconds),
+        start_bytes=MEETING_BYTES * (num_ranks - 1 if rank == 0 else 1),
     )
 
 

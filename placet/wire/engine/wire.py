@@ -51,6 +51,7 @@ class EngineWire(Wire):
         hosts: the name of each rank's host.
         timeout_seconds: from a move's submission until it counts as failed.
         cluster: what links join the ranks; see `Wire`.
+        start_bytes: what it took to meet, for the control account.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class EngineWire(Wire):
         hosts: tuple[str, ...],
         timeout_seconds: float,
         cluster: Cluster | None,
+        start_bytes: int,
     ) -> None:
         self.rank = inflight.rank
         self.num_ranks = len(inflight.peers)
@@ -78,7 +80,7 @@ class EngineWire(Wire):
         self._attendant = attendant
         self.cluster = cluster
         self._known: dict[Move, Prepared] = {}
-        self._exchange_bytes = 0
+        self._own_bytes = start_bytes
 
     def submit(
         self,
@@ -131,7 +133,7 @@ class EngineWire(Wire):
         return [joined[s : s + n] for s, n in zip(starts, lengths, strict=True)]
 
     def control_bytes(self) -> int:
-        return self._core.counters().control_bytes + self._exchange_bytes
+        return self._core.counters().control_bytes + self._own_bytes
 
     def counters(self) -> Counters:
         """What the core has done so far."""
@@ -234,7 +236,7 @@ class EngineWire(Wire):
         future = self._start(prepared, payload, key, 0, None, False)
         result = future.wait()
         traffic = future.traffic()
-        self._exchange_bytes += traffic.sent_bytes + traffic.received_bytes
+        self._own_bytes += traffic.sent_bytes + traffic.received_bytes
         return result
 
     def _start(
@@ -284,6 +286,8 @@ def start_wire(
     debug: bool = False,
     report_folder: Path | None = None,
     cluster: Cluster | None = None,
+    watch: Callable[[], object] = tuple,
+    start_bytes: int = 0,
 ) -> EngineWire:
     """A wire over a core with links to all other ranks.
 
@@ -295,6 +299,8 @@ def start_wire(
         debug: find payloads that are changed or freed in flight (reads each twice).
         report_folder: where a flight record is written when something fails.
         cluster: what links join the ranks; see `Wire`.
+        watch: called ten times a second, such as to end links whose host is silent.
+        start_bytes: what it took to meet, for the control account.
 
     Raises:
         ValueError: ranks, hosts or time do not fit.
@@ -309,7 +315,7 @@ def start_wire(
     asker = Asker(inflight)
     waiting = Waiting(inflight, asker)
     membership = Membership(inflight)
-    attendant = Attendant(inflight, waiting, asker, membership)
+    attendant = Attendant(inflight, waiting, asker, membership, watch)
     wire = EngineWire(
         core,
         inflight,
@@ -319,6 +325,7 @@ def start_wire(
         hosts=tuple(hosts),
         timeout_seconds=timeout_seconds,
         cluster=cluster,
+        start_bytes=start_bytes,
     )
     membership.on_renewed(wire.renumber)
     attendant.start()

@@ -301,6 +301,7 @@ void Core::lost(int p, const std::string& why) {
     peer.alive = false;
     for (Stream& s : peer.streams) {
         epoll_ctl(epoll_, EPOLL_CTL_DEL, s.fd, nullptr);
+        shutdown(s.fd, SHUT_RDWR);  // others may hold it, too
         ::close(s.fd);
         s.fd = -1;
     }

@@ -4,6 +4,7 @@ Frame i goes whole to socket i modulo their number, and is taken from there in t
 order: several sockets fill a link that one cannot, and frames stay in order.
 """
 
+import contextlib
 import socket
 from collections import deque
 from dataclasses import dataclass
@@ -264,6 +265,8 @@ class Channel:
     def close(self) -> None:
         """Close the sockets and forget the peer."""
         for pipe in self.pipes:
+            with contextlib.suppress(OSError):
+                pipe.connection.shutdown(socket.SHUT_RDWR)  # others may hold it, too
             pipe.connection.close()
         self.control.clear()
         self._flying.clear()
