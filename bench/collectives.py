@@ -49,8 +49,9 @@ OTHERS = ("all-gather", "reduce-scatter", "all-to-all", "broadcast")
 MOST_AT = {2: 1 / 1.5, 4: 1.0}
 """Ranks -> how much of gloo's time an all-reduce may take."""
 MOST_OF_MANY, MOST_OF_LATENCY, MOST_OF_DISORDER = 0.5, 1.0, 1.1
-NUM_CALLS = 20
-"""Calls in a step that times latency: they keep the ranks together by themselves."""
+MOST_CALLS, STEP_BYTES = 20, 4 * MIB
+"""Small collectives come in a row, as many as make a step of these bytes: a barrier
+does not end that sharply on all ranks, and a row keeps them together by itself."""
 
 Step = Callable[[], object]
 
@@ -60,7 +61,7 @@ class Case:
     """One comparison.
 
     Args:
-        kind: a collective, "latency", "many" or "disorder".
+        kind: a collective, "many" (64 of them at once) or "disorder".
         num_bytes: what the largest buffer of a rank holds.
         most: the target; None: shown only.
     """
@@ -71,14 +72,15 @@ class Case:
 
     @property
     def num_calls(self) -> int:
-        """Over how many calls a step's time is shared out."""
-        return NUM_CALLS if self.kind == "latency" else 1
+        """How many calls in a row make a step; its time is shared out over them."""
+        if self.kind in ("many", "disorder"):
+            return 1
+        return max(1, min(MOST_CALLS, STEP_BYTES // self.num_bytes))
 
     def title(self, num_ranks: int) -> str:
         """What the rows call it."""
         size = _size(self.num_bytes)
         name = {
-            "latency": f"all-reduce {size}, in turn",
             "many": f"64 all-reduces {size} at once",
             "disorder": f"32 all-reduces {size}, random order",
         }.get(self.kind, f"{self.kind} {size}")
@@ -90,7 +92,7 @@ def cases(num_ranks: int, *, quick: bool) -> tuple[Case, ...]:
     sizes = QUICK_SIZES if quick else SIZES
     found = [Case("all-reduce", size, MOST_AT[num_ranks]) for size in sizes]
     if num_ranks == 2:
-        found.append(Case("latency", 4 * KIB, MOST_OF_LATENCY))
+        found.append(Case("all-reduce", 4 * KIB, MOST_OF_LATENCY))
         found.append(Case("many", 4 * KIB, MOST_OF_MANY))
         found.append(Case("disorder", MIB, MOST_OF_DISORDER))
     if num_ranks == 2 or not quick:
@@ -102,8 +104,9 @@ def collect(options: Options) -> Outcome:
     """Rows at 2 and at 4 ranks."""
     rows: list[Row] = []
     notes = [
-        "a step takes from a barrier to the end of its slowest rank; CPU time is that "
-        "of all ranks"
+        "a step takes from a barrier to the end of its slowest rank; small collectives "
+        f"come in a row of up to {MOST_CALLS}, and the time is that of one; CPU time "
+        "is that of all ranks",
     ]
     for num_ranks in (2, 4):
         wanted = cases(num_ranks, quick=options.quick)
@@ -180,14 +183,17 @@ def _sides(
     if case.kind == "disorder":
         ours = _in_own_order(case, wire, is_shuffled=True)
         peers = [_in_own_order(case, wire, is_shuffled=False)] * 2
-    elif case.kind in ("latency", "many"):
-        ours = _small(case, wire)
-        peers = [_small_of_torch(case, group) for group in (world, control)]
+    elif case.kind == "many":
+        ours = _many(case, wire)
+        peers = [_many_of_torch(case, group) for group in (world, control)]
     else:
         move, payload = _move_of(case, wire)
         move = chosen(wire, move)
-        ours = _one(wire, move, payload)
-        peers = [_one_of_torch(case.kind, payload, group) for group in (world, control)]
+        ours = _in_a_row(case.num_calls, _one(wire, move, payload))
+        peers = [
+            _in_a_row(case.num_calls, _one_of_torch(case.kind, payload, group))
+            for group in (world, control)
+        ]
         _check_equal(case, move, payload, wire, world)
     return Side("ours", ours), Side("gloo", peers[0]), Side("gloo again", peers[1])
 
@@ -250,13 +256,17 @@ def _check_equal(
         raise AssertionError(f"{case.title(wire.num_ranks)}: not what gloo gives")
 
 
-def _small(case: Case, wire: Wire) -> Step:
+def _in_a_row(num_calls: int, call: Step) -> Step:
+    def step() -> None:
+        for _ in range(num_calls):
+            call()
+
+    return step
+
+
+def _many(case: Case, wire: Wire) -> Step:
     plain, buffers = _small_moves(case, wire.num_ranks)
     move = chosen(wire, plain)
-
-    def one_at_a_time() -> None:
-        for _ in range(NUM_CALLS):
-            wire.submit(move, buffers[0], key="small", out=buffers[0]).wait()
 
     def at_once() -> None:
         futures = [
@@ -266,22 +276,18 @@ def _small(case: Case, wire: Wire) -> Step:
         for future in futures:
             future.wait()
 
-    return one_at_a_time if case.kind == "latency" else at_once
+    return at_once
 
 
-def _small_of_torch(case: Case, group: dist.ProcessGroup) -> Step:
+def _many_of_torch(case: Case, group: dist.ProcessGroup) -> Step:
     _, buffers = _small_moves(case, dist.get_world_size())
-
-    def one_at_a_time() -> None:
-        for _ in range(NUM_CALLS):
-            dist.all_reduce(buffers[0], group=group)
 
     def at_once() -> None:
         works = [dist.all_reduce(b, group=group, async_op=True) for b in buffers]
         for work in works:
             work.wait()
 
-    return one_at_a_time if case.kind == "latency" else at_once
+    return at_once
 
 
 def _small_moves(case: Case, num_ranks: int) -> tuple[AllReduce, list[Tensor]]:
