@@ -9,6 +9,7 @@ for death: `cut` ends a rank's links as a kill would.
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -63,7 +64,8 @@ def cut(all_links: Sequence[Link]) -> None:
     """End a rank's links as its death would, without a word."""
     for link in all_links:
         for connection in link.sockets:
-            connection.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # it has ended already
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def run_engine(

@@ -114,7 +114,8 @@ class Agreement:
         self._heard[peer] = proposal
         if self.phase is Phase.PROPOSING:
             return self._merge()
-        if self.phase is Phase.ADVANCED and self._advanced.get(peer) != self.epoch:
+        late = self._advanced.get(peer) != self.epoch and proposal != self._mine
+        if self.phase is Phase.ADVANCED and late:
             # It will not come to this epoch. (One that has come, and proposes the next
             # already, is heard when this rank begins that.)
             return self._propose()

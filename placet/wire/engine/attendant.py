@@ -83,7 +83,7 @@ class Attendant:
         self._waiting = waiting
         self._asker = asker
         self._membership = membership
-        self._mismatches = Mismatches(inflight)
+        self._mismatches = Mismatches(inflight, self._expect_none_in)
         self._listeners: dict[str, Listener] = {}
         self._unheard: deque[tuple[str, int, bytes]] = deque(maxlen=UNHEARD)
         self._listening = Lock()
@@ -196,8 +196,7 @@ class Attendant:
             inflight.fail(future, error)
         elif inflight.submitted(failure.collective) is None:
             inflight.fail_early(failure.epoch, failure.collective, error)
-        cause = f"this group failed before: {failure.text}"
-        self._expect_nothing(rank, scope, type(error), cause)
+        self._expect_none_in(rank, scope, error)
         write_record(inflight)
 
     def _lose(self, peer: int, cause: str) -> None:
@@ -218,6 +217,11 @@ class Attendant:
             inflight.doubt(rank, cause)
             text = f"rank {rank} takes no part: {cause}"
             self._expect_nothing(rank, None, PeerLost, text)
+
+    def _expect_none_in(self, rank: int, scope: bytes, error: WireError) -> None:
+        """A member of a broken group refuses what its program submits there."""
+        cause = f"this group failed before: {error.args[0]}"
+        self._expect_nothing(rank, scope, type(error), cause)
 
     def _expect_nothing(
         self, rank: int, scope: bytes | None, kind: type[WireError], cause: str

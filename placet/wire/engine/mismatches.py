@@ -9,9 +9,11 @@ Only the attendant calls these, so nothing here is locked.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from placet.errors import MoveMismatch
+from placet.errors import MoveMismatch, WireError
 from placet.wire.engine.futures import EngineFuture
 from placet.wire.engine.inflight import InFlight
 from placet.wire.engine.keys import full_text, scope_of
@@ -20,6 +22,8 @@ from placet.wire.engine.prepared import Prepared
 from placet.wire.engine.reporting import write_record
 
 GATHER_SECONDS = 0.3
+
+Broken: TypeAlias = Callable[[int, bytes, WireError], None]
 
 
 @dataclass
@@ -44,10 +48,12 @@ class Mismatches:
 
     Args:
         inflight: the table of futures.
+        broken: told that a rank submits nothing more in a scope, with the error.
     """
 
-    def __init__(self, inflight: InFlight) -> None:
+    def __init__(self, inflight: InFlight, broken: Broken) -> None:
         self._inflight = inflight
+        self._broken = broken
         self._open: dict[int, _Gathering] = {}
 
     def noticed(self, future: EngineFuture, cause: str) -> None:
@@ -102,6 +108,8 @@ class Mismatches:
         error = MoveMismatch(_text(open_))
         scope = scope_of(about.group, control=about.control)
         inflight.break_group(about.epoch, scope, error)
+        for rank in about.group:
+            self._broken(rank, scope, error)
         future = inflight.find(about.collective)
         if future is None:
             inflight.fail_early(about.epoch, about.collective, error)

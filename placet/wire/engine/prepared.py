@@ -27,6 +27,7 @@ class Prepared:
         idle: whether there is nothing to move: no bytes, or nobody else.
         traffic: bytes that this rank will have sent and received.
         text: the move in one short line.
+        partners: peers that this rank sends to or receives from.
     """
 
     move: Move
@@ -39,6 +40,7 @@ class Prepared:
     idle: bool
     traffic: Traffic
     text: str
+    partners: frozenset[int]
 
     @property
     def alone(self) -> bool:
@@ -75,6 +77,7 @@ def prepare_move(
         idle=len(move.group) == 1 or not schedule.instructions,
         traffic=Traffic(schedule.sent_bytes, schedule.received_bytes),
         text=describe(move),
+        partners=frozenset(i.peer for i in schedule.instructions if i.peer >= 0),
     )
 
 

@@ -104,8 +104,10 @@ def test_any_order_of_messages_and_deaths_ends_in_one_epoch():
         deaths = world.random.sample(range(num_peers), num_deaths)
         unbegun = sorted(world.alive)
         world.random.shuffle(unbegun)
+        patience = world.random.randint(0, 2)
         while True:
-            moves = ["step"] * 4 + ["begin"] * bool(unbegun) + ["kill"] * bool(deaths)
+            moves = ["step"] * 8 + ["begin"] * 2 * bool(unbegun)
+            moves += ["kill"] * 2 * bool(deaths) + ["give up"] * bool(patience)
             move = world.random.choice(moves)
             if move == "kill":
                 world.kill(deaths.pop())
@@ -113,6 +115,12 @@ def test_any_order_of_messages_and_deaths_ends_in_one_epoch():
                 peer = unbegun.pop()
                 if peer in world.alive:
                     world.begin(peer)
+            elif move == "give up":
+                patience -= 1
+                peer = world.random.choice(sorted(world.alive))
+                if world.peers[peer].phase is not Phase.IDLE:
+                    world.peers[peer].give_up()
+                    unbegun.append(peer)
             elif not world.step() and not unbegun and not deaths:
                 break
         alive = [world.peers[p] for p in sorted(world.alive)]
