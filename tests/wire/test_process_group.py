@@ -6,10 +6,12 @@ import torch.distributed as dist
 
 import placet.wire.backend  # noqa: F401 (registers it)
 from testing.ranks import run_ranks
+from tests.wire.process_group_checks import CHECKS
 from tests.wire.process_group_programs import PROGRAMS
 
 
-def check_against_gloo(_wire):
+def check_all(_wire):
+    # Starting processes is the dear part: one start serves all checks.
     gloo = dist.new_group(backend="gloo")
     problems = []
     for program in PROGRAMS:
@@ -20,8 +22,10 @@ def check_against_gloo(_wire):
             if mine.dtype != theirs.dtype or not torch.equal(mine, theirs):
                 problems.append((program.__name__, i, mine, theirs))
     assert not problems
+    for check in CHECKS:
+        check()
 
 
 @pytest.mark.procs
 def test_each_call_gives_what_gloo_gives():
-    run_ranks(2, check_against_gloo, backend="placet", timeout=40)
+    run_ranks(2, check_all, backend="placet", timeout=40)

@@ -10,6 +10,7 @@ import placet.wire.backend  # noqa: F401 (registers it)
 from placet.torch_private.c10d import PrefixStore, TCPStore
 from testing.failures import raise_first
 from testing.processes import collect, start_rank
+from tests.wire.process_group_checks import beside_gloo, end_of
 from tests.wire.scripts.training import SCRIPTS
 
 
@@ -28,8 +29,13 @@ def run_on_both(rank: int, num_ranks: int, port: int, steps: int):
             timeout=limit,
         )
         found[backend] = {each.__name__: list(each(steps)) for each in SCRIPTS}
+        if backend == "gloo":
+            beside_gloo()
         dist.barrier()
+        shared = getattr(dist.group.WORLD, "shared", None)
         dist.destroy_process_group()
+        if shared is not None:
+            end_of(shared)
     return found
 
 
