@@ -15,16 +15,20 @@ Under the protocol (not its mutants) these are safe:
 
 What is left, and searched in all orders, is what interleavings can really differ in:
 when ranks submit, and which slices go before their receivers have submitted.
-`explore(..., reduced=False)` uses none of this, and tests compare the two.
+`explore` can use all of this, 1 alone, or nothing of it, and tests compare them.
 
 Source: persistent sets of one transition, as in Godefroid, Partial-Order Methods for
 the Verification of Concurrent Systems (LNCS 1032), ch. 4.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Literal, TypeAlias
 
 from testing.wire_model.primitives import PROTOCOL, Model, State, Step
+
+Safe: TypeAlias = Literal["nothing", "receives", "all"]
+"""Which steps count as safe: none, those of 1 in the note, those of 1 and 2."""
 
 MOST_STATES = 1_000_000
 
@@ -47,20 +51,20 @@ class Explored:
 
 
 def explore(
-    model: Model, *, reduced: bool = False, stop_at_first: bool = False
+    model: Model, *, safe: Safe = "nothing", stop_at_first: bool = False
 ) -> Explored:
     """Visit every state that can be reached.
 
     Args:
         model: what to search.
-        reduced: follow safe steps alone; see the note.
+        safe: which steps of the note to follow alone: those of 1, those of 1 and 2.
         stop_at_first: a single deadlock is enough.
 
     Raises:
         ValueError: a mutant cannot be searched reduced; or there are too many states.
     """
     rules = model.protocol
-    if reduced and rules != PROTOCOL:
+    if safe != "nothing" and rules != PROTOCOL:
         raise ValueError(f"only the protocol itself can be searched reduced: {rules}")
     start = model.start()
     came_from: dict[State, tuple[State, str] | None] = {start: None}
@@ -69,7 +73,7 @@ def explore(
     deadlocks: list[State] = []
     while todo:
         state = todo.pop()
-        steps = list(_reduced_steps(model, state) if reduced else model.steps(state))
+        steps = _safe_steps(model, state, safe) or list(model.steps(state))
         for what, after in steps:
             if after not in came_from:
                 came_from[after] = state, what
@@ -86,18 +90,14 @@ def explore(
     return Explored(len(came_from), frozenset(ends), tuple(deadlocks), trace)
 
 
-def _reduced_steps(model: Model, state: State) -> Iterator[Step]:
-    for safe in (
-        model.certain(state),
-        model.ready_sends(state),
-        model.slice_sends(state, heard=True),
-    ):
-        first = next(safe, None)
-        if first is not None:
-            yield first
-            return
-    yield from model.slice_sends(state, heard=False)
-    yield from model.submissions(state)
+def _safe_steps(model: Model, state: State, safe: Safe) -> list[Step]:
+    """One safe step, if there is any."""
+    if safe == "nothing":
+        return []
+    kinds = [model.certain(state)]
+    if safe == "all":
+        kinds += [model.ready_sends(state), model.slice_sends(state, heard=True)]
+    return list(islice(chain.from_iterable(kinds), 1))
 
 
 def _trace(

@@ -2,11 +2,12 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from testing.wire_model.cases import Case, has_cycle, wait
-from testing.wire_model.explore import Explored, explore
+from testing.wire_model.explore import Explored, Safe, explore
 from testing.wire_model.primitives import (
     NO_PREEMPTION,
     PROTOCOL,
@@ -34,12 +35,12 @@ MUTANTS = [
 ]
 
 
-def search(case: Case, protocol: Protocol = PROTOCOL, **options: bool) -> Explored:
+def search(case: Case, protocol: Protocol = PROTOCOL, **options: Any) -> Explored:
     return explore(Model(case, small_rings(case), protocol), **options)
 
 
 def search_one_step(
-    case: Case, num_slices: int, protocol: Protocol, **options: bool
+    case: Case, num_slices: int, protocol: Protocol, **options: Any
 ) -> Explored:
     """Every collective is one chunk of so many slices from each rank to the other."""
     schedules = {
@@ -56,7 +57,7 @@ def test_each_mutant_deadlocks_where_the_protocol_does_not(mutant, case):
     found = search_one_step(case, 2, mutant, stop_at_first=True)
     assert len(found.deadlocks) == 1
     assert found.trace
-    assert not search_one_step(case, 2, PROTOCOL, reduced=True).deadlocks
+    assert not search_one_step(case, 2, PROTOCOL, safe="all").deadlocks
 
 
 def test_set_aside_memory_for_all_would_do_and_grows():
@@ -86,25 +87,26 @@ def test_what_nobody_submits_is_a_deadlock():
     assert len(found.deadlocks) == 1
 
 
-def test_only_the_protocol_is_searched_reduced():
+def test_mutants_have_no_safe_steps():
     with pytest.raises(ValueError, match="only the protocol itself"):
-        search(ONE, NO_PREEMPTION, reduced=True)
+        search(ONE, NO_PREEMPTION, safe="all")
 
 
 @pytest.mark.parametrize("case", [ONE, WAITING, CYCLE])
-def test_reduced_search_finds_the_same_ends(case):
-    full, reduced = search(case), search(case, reduced=True)
-    assert full.ends == reduced.ends
-    assert reduced.num_states < full.num_states
+def test_following_safe_steps_finds_the_same_ends(case):
+    full = search(case)
+    receives, reduced = search(case, safe="receives"), search(case, safe="all")
+    assert full.ends == receives.ends == reduced.ends
+    assert full.num_states > receives.num_states > reduced.num_states
     assert bool(full.deadlocks) == has_cycle(case)
 
 
 @pytest.mark.prove
-def test_reduced_search_finds_the_same_ends_of_all_small_cases():
+def test_following_safe_steps_finds_the_same_ends_of_all_small_cases():
     num_cases = num_states = 0
     for size, number in ((2, 1), (2, 2), (3, 1)):
         for case in all_cases(size, number, waits=True):
-            full, reduced = search(case), search(case, reduced=True)
+            full, reduced = search(case), search(case, safe="all")
             assert full.ends == reduced.ends, case
             assert bool(full.deadlocks) == has_cycle(case)
             num_cases += 1
@@ -112,11 +114,11 @@ def test_reduced_search_finds_the_same_ends_of_all_small_cases():
     print(f"{num_cases} cases, {num_states} states of the full search: the same ends")
 
 
-def check_all(cases: list[Case]) -> None:
+def check_all(cases: list[Case], safe: Safe = "all") -> None:
     """The protocol hangs in exactly the cases that no wire can finish."""
     num_states = num_cycles = most = 0
     for case in cases:
-        found = search(case, reduced=True)
+        found = search(case, safe=safe)
         cycle = has_cycle(case)
         assert bool(found.deadlocks) == cycle, (case, found.trace)
         assert cycle or len(found.ends) == 1
@@ -145,6 +147,14 @@ def test_a_sample_of_every_order_of_three_collectives_on_three_ranks():
 @pytest.mark.parametrize(("num_ranks", "number"), [(2, 3), (3, 2), (3, 3)])
 def test_every_order(num_ranks, number, waits):
     check_all(list(all_cases(num_ranks, number, waits=waits)))
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(
+    ("num_ranks", "number", "waits"), [(2, 3, False), (3, 2, True)]
+)
+def test_every_order_in_all_interleavings_of_sends(num_ranks, number, waits):
+    check_all(list(all_cases(num_ranks, number, waits=waits)), safe="receives")
 
 
 @pytest.mark.prove
