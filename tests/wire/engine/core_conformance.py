@@ -36,6 +36,7 @@ from tests.wire.engine.core_rig import (
     sending,
     submit,
     sum_of_all,
+    talk,
 )
 
 OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -225,8 +226,7 @@ def check_ready(make_core: MakeCore) -> None:
     with beside_raw(make_core) as (core, raw):
         submit(core, 1, schedule_of(receiving(1, 8)), payload)
         raw.data(2, b"x" * 8)
-        raw.send(Header(FrameKind.CONTROL, 0))
-        event_of(core, EventKind.MESSAGE)
+        talk(core, raw)
         assert_done(core, submit(core, 2, schedule_of(receiving(1, 8)), payload))
         assert raw_bytes(payload) == b"x" * 8
         both = schedule_of(sending(1, 8), receiving(1, 8))
@@ -283,8 +283,7 @@ def check_priority(make_core: MakeCore) -> None:
         with beside_raw(make_core, num_sockets) as (core, raw):
             for collective in (1, 2):
                 raw.ready(collective)
-            raw.send(Header(FrameKind.CONTROL, 0))
-            event_of(core, EventKind.MESSAGE)
+            talk(core, raw)
             bulk = submit(core, 1, schedule_of(sending(1, 8 * MIB)), payload)
             raw.has_something()
             schedule = schedule_of(sending(1, 8 * MIB))
@@ -312,8 +311,7 @@ def check_stickiness(make_core: MakeCore) -> None:
         handles = [submit(core, x, both, payload, out) for x in (1, 2)]
         raw.ready(1)
         raw.data(2, b"x" * 8)
-        raw.send(Header(FrameKind.CONTROL, 0))
-        event_of(core, EventKind.MESSAGE)
+        talk(core, raw)
         order = _order(raw.read_all())
         assert order[-1] == 1
         raw.data(1, b"x" * 8)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from placet.errors import WireError
-from placet.wire.engine.core import Core, EventKind, State
+from placet.wire.engine.core import EventKind, State
 from placet.wire.engine.frames import (
     EAGER_BYTES,
     EARLY_BYTES,
@@ -21,7 +21,6 @@ from tests.wire.engine.core_rig import (
     LONG,
     SHORT,
     MakeCore,
-    RawPeer,
     assert_done,
     beside_raw,
     beside_raw_and_core,
@@ -34,6 +33,7 @@ from tests.wire.engine.core_rig import (
     sending,
     submit,
     sum_of_all,
+    talk,
 )
 
 BULK = 1 << 22
@@ -151,6 +151,25 @@ def check_left(make_core: MakeCore) -> None:
         assert core.state(done) is State.PENDING
         assert_done(other, submit(other, 1, schedule_of(sending(0, 8)), payload))
         assert_done(core, done)
+
+
+def check_left_with_frames_on_their_way(make_core: MakeCore) -> None:
+    """What a peer has not taken when it leaves has not arrived."""
+    payload = random_bytes(SLICE_BYTES)
+    with beside_raw(make_core) as (core, raw):
+        for collective in range(BULK // SLICE_BYTES):
+            raw.ready(collective)
+        talk(core, raw)
+        handles = [
+            submit(core, x, schedule_of(sending(1, SLICE_BYTES)), payload)
+            for x in range(BULK // SLICE_BYTES)
+        ]
+        raw.has_something()
+        raw.send(Header(FrameKind.BYE, 0))
+        raw.close()
+        states = [core.wait(handle, LONG) for handle in handles]
+        assert State.PENDING not in states
+        assert State.FAILED in states
 
 
 def check_fail(make_core: MakeCore) -> None:
@@ -344,10 +363,18 @@ def check_close_beside_the_deaf(make_core: MakeCore) -> None:
         assert core.wait(handle, 0.0) is State.FAILED
 
 
-def talk(core: Core, raw: RawPeer) -> None:
-    """Wait until the core has read all that the raw peer has sent."""
-    raw.send(Header(FrameKind.CONTROL, 0))
-    event_of(core, EventKind.MESSAGE)
+def check_last_words(make_core: MakeCore) -> None:
+    """A core that closes reads on, for a cut connection loses what it sent last."""
+    with beside_raw(make_core) as (core, raw):
+        handle = submit(core, 1, schedule_of(sending(1, 8)), random_bytes(8))
+        assert_done(core, handle)
+        closing = threading.Thread(target=core.close)
+        closing.start()
+        frames = raw.read_all(LONG)  # until the end
+        assert [x.kind for x, _ in frames] == [FrameKind.DATA, FrameKind.BYE]
+        raw.ready(1)
+        raw.close()
+        closing.join(LONG)
 
 
 CHECKS = (
@@ -357,6 +384,7 @@ CHECKS = (
     check_lost_in_a_frame,
     check_one_socket_lost,
     check_left,
+    check_left_with_frames_on_their_way,
     check_fail,
     check_advance,
     check_advance_behind,
@@ -365,4 +393,5 @@ CHECKS = (
     check_wait,
     check_close,
     check_close_beside_the_deaf,
+    check_last_words,
 )

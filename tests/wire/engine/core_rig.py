@@ -250,6 +250,12 @@ def event_of(core: Core, kind: EventKind) -> Event:
     return event
 
 
+def talk(core: Core, raw: RawPeer) -> None:
+    """Wait until the core has read all that the raw peer has sent."""
+    raw.send(Header(FrameKind.CONTROL, 0))
+    event_of(core, EventKind.MESSAGE)
+
+
 def random_bytes(num_bytes: int, seed: int = 0) -> Tensor:
     """Bytes to send, always the same."""
     generator = torch.Generator().manual_seed(seed)
