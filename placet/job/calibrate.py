@@ -254,9 +254,12 @@ def print_measurements(found: Calibration, console: Console) -> None:
     console.print(table)
     console.print(
         "spread: width of the middle half of the largest messages' times; misfit: how "
-        "far a median is from latency + bytes / rate. A host's ranks share its link to "
-        "other hosts, whose whole rate is shown"
+        "far a median is from latency + bytes / rate"
     )
+    if len(found.cluster.hosts) > 1:
+        console.print(
+            "a host's ranks share its link to others; its whole rate is shown"
+        )
     if found.sockets:
         rates = (f"{number}: {_rate(rate)}" for number, rate in found.sockets)
         console.print(f"between two hosts, by sockets a pair: {', '.join(rates)}")
