@@ -7,7 +7,7 @@ Values are small whole numbers, so sums are exact in every dtype and any order.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -74,9 +74,14 @@ def payload_of(move: Move, rank: int, device: str) -> Tensor:
     return ((3 * rank + index) % 11).to(move.dtype)
 
 
-def expected(move: Move, rank: int, device: str) -> Tensor:
-    """The result by the move's definition."""
-    given = [payload_of(move, r, device) for r in move.group]
+def expected(
+    move: Move,
+    rank: int,
+    device: str,
+    give: Callable[[Move, int, str], Tensor] = payload_of,
+) -> Tensor:
+    """The result by the move's definition, where `give` says what each rank gave."""
+    given = [give(move, r, device) for r in move.group]
     me = move.group.index(rank)
     match move:
         case AllReduce():
@@ -100,6 +105,8 @@ def _reduce(given: list[Tensor], reduction: str) -> Tensor:
     terms = torch.stack(given)
     if reduction == "sum":
         return terms.sum(0, dtype=terms.dtype)
+    if reduction == "prod":
+        return terms.prod(0, dtype=terms.dtype)
     return terms.amax(0) if reduction == "max" else terms.amin(0)
 
 

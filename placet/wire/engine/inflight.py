@@ -166,6 +166,14 @@ class InFlight:
         self.record.note(Noted.SUBMIT, key, group=move.group, move=prepared.text)
         return future
 
+    def pass_by(self, prepared: Prepared, key: str) -> None:
+        """Count a key's use in a move in which this rank has nothing to do.
+
+        The other members count it, too, and the key's next use must get one number.
+        """
+        with self.lock:
+            self._keys.next_number(prepared.scope, key)
+
     def succeed(self, future: EngineFuture) -> None:
         """End a future whose task is done, unless another thread has failed it."""
         problem = future.watch.problem() if future.watch is not None else ""
