@@ -83,7 +83,7 @@ def runs(*, quick: bool) -> tuple[Run, ...]:
         "hierarchy",
         (8 * MIB,) if quick else (16 * MIB,),
         MOST_SHARED,
-        num_pairs=6 if quick else 24,
+        num_pairs=4 if quick else 24,
     )
     apart = Run(
         "2 groups x 2 hosts, 2gbit, uplinks 100mbit, hierarchy",
