@@ -5,8 +5,8 @@ on an in-order queue (or on streams with device syncs), and on our engine's disc
 See testing/wire_model/disorder.py. Targets: ours is 0 in every cell; and the queue's
 figure is where the formula says, within 4 standard errors, or the model is wrong.
 
-The figures published for the queue by our own earlier count, with all ranks in one
-group: 0.7, 8.2, 52.8, 100% on 8 ranks, 7.7, 46.7, 99.7, 100% on 64.
+An earlier count for the queue, with all ranks in one group: 0.7, 8.2, 52.8, 100% on 8
+ranks, 7.7, 46.7, 99.7, 100% on 64.
 """
 
 import sys

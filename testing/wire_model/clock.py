@@ -43,7 +43,7 @@ class Rules:
     Args:
         link: see `Link`.
         pick: the most urgent first, or the oldest whatever its priority.
-        aging: every so manieth slice of a link goes to the oldest; 0 for never.
+        aging: of so many slices of a link one goes to the oldest; 0 for none.
         preempts: see primitives.Protocol.
         slice_bytes, eager_bytes, early_bytes: see placet.wire.engine.frames.
         chance: a seed for random choices and times; None for none.

@@ -61,11 +61,11 @@ def explore(
         stop_at_first: a single deadlock is enough.
 
     Raises:
-        ValueError: a mutant cannot be searched reduced; or there are too many states.
+        ValueError: a mutant has no safe steps; or there are too many states.
     """
     rules = model.protocol
     if safe != "nothing" and rules != PROTOCOL:
-        raise ValueError(f"only the protocol itself can be searched reduced: {rules}")
+        raise ValueError(f"safe steps are those of PROTOCOL alone, got {rules}")
     start = model.start()
     came_from: dict[State, tuple[State, str] | None] = {start: None}
     todo = [start]
