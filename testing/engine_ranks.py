@@ -3,13 +3,15 @@
     results = run_engine(3, lambda wire: wire.exchange(b"x", key="k"))
 
 Each rank has a core of its own, so all that happens between processes happens here, but
-for death: `cut` ends a rank's links as a kill would.
+for death: `Joined.cut` ends a rank's links as a kill would.
 """
 
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -20,21 +22,48 @@ from placet.wire.engine.wire import EngineWire, start_wire
 T = TypeVar("T")
 
 
-def links(num_ranks: int) -> list[list[Link]]:
-    """Links between all pairs of ranks, by rank."""
-    found: list[list[Link]] = [[] for _ in range(num_ranks)]
+@dataclass(frozen=True)
+class Joined:
+    """Links between all pairs of ranks.
+
+    Args:
+        links: by rank.
+        files: (rank, peer, descriptor, inode) of each socket.
+    """
+
+    links: list[list[Link]]
+    files: list[tuple[int, int, int, int]]
+
+    def cut(self, rank: int, peer: int | None = None) -> None:
+        """End a rank's links (or that to one peer) as its death would: no word said."""
+        for own, other, number, inode in self.files:
+            if own != rank or peer not in (None, other):
+                continue
+            with suppress(OSError):
+                # The core may have closed it; the number may be another file's by now.
+                if os.fstat(number).st_ino == inode:
+                    with socket.socket(fileno=os.dup(number)) as connection:
+                        connection.shutdown(socket.SHUT_RDWR)
+
+
+def join(num_ranks: int) -> Joined:
+    """Socket pairs between all ranks."""
+    joined = Joined([[] for _ in range(num_ranks)], [])
     for a in range(num_ranks):
         for b in range(a):
-            left, right = socket.socketpair()
-            found[a].append(Link(b, (left,)))
-            found[b].append(Link(a, (right,)))
-    return found
+            for rank, peer, connection in zip(
+                (a, b), (b, a), socket.socketpair(), strict=True
+            ):
+                joined.links[rank].append(Link(peer, (connection,)))
+                number = connection.fileno()
+                joined.files.append((rank, peer, number, os.fstat(number).st_ino))
+    return joined
 
 
 def wires(
     num_ranks: int,
     *,
-    joined: Sequence[Sequence[Link]] | None = None,
+    joined: Joined | None = None,
     make_core: Callable[[int, Sequence[Link]], Core] = PlainCore,
     timeout_seconds: float = 10.0,
     **settings: Any,
@@ -56,16 +85,8 @@ def wires(
             timeout_seconds=timeout_seconds,
             **settings,
         )
-        for rank, mine in enumerate(joined or links(num_ranks))
+        for rank, mine in enumerate((joined or join(num_ranks)).links)
     ]
-
-
-def cut(all_links: Sequence[Link]) -> None:
-    """End a rank's links as its death would, without a word."""
-    for link in all_links:
-        for connection in link.sockets:
-            with suppress(OSError):  # it has ended already
-                connection.shutdown(socket.SHUT_RDWR)
 
 
 def run_engine(

@@ -34,11 +34,13 @@ from placet.wire.engine.reporting import write_record
 
 Listener: TypeAlias = Callable[[int, bytes], None]
 
-SWEEP_SECONDS = 0.1
+SWEEP_SECONDS = 0.05
 """How often it looks at what nobody waits for."""
 
 GRACE_SECONDS = 0.3
 """A member that has left or re-forms may have done its part of a move already."""
+
+LEFT = "it closed its wire"
 
 UNHEARD = 256
 """So many messages on topics that nobody listens to yet are kept."""
@@ -145,7 +147,7 @@ class Attendant:
                     self._note_end(future)
             case EventKind.LEFT:
                 self._membership.on_lost(event.peer)
-                self._doubt(event.peer, "it closed its wire")
+                self._leave(event.peer)
 
     def _hear(self, peer: int, message: bytes) -> None:
         try:
@@ -160,8 +162,10 @@ class Attendant:
 
     def _hear_own(self, topic: str, peer: int, data: bytes) -> None:
         if topic == PROPOSE:
-            if self._membership.on_proposal(peer, data):
-                self._doubt(peer, AGAIN)
+            epoch = self._membership.on_proposal(peer, data)
+            if epoch is not None and epoch == self._inflight.epoch:
+                rank = self._inflight.peers.index(peer)
+                self._expect_nothing(epoch, rank, None, PeerLost, _absent(rank, AGAIN))
         elif topic == ADVANCED:
             self._membership.on_advanced(peer, data)
         elif peer in self._inflight.peers:
@@ -210,24 +214,28 @@ class Attendant:
             inflight.tell_members(future, future.error)
         write_record(inflight)
 
-    def _doubt(self, peer: int, cause: str) -> None:
-        inflight = self._inflight
+    def _leave(self, peer: int) -> None:
+        inflight, epoch = self._inflight, self._inflight.epoch
         if peer in inflight.peers:
             rank = inflight.peers.index(peer)
-            inflight.doubt(rank, cause)
-            text = f"rank {rank} takes no part: {cause}"
-            self._expect_nothing(rank, None, PeerLost, text)
+            inflight.doubt(rank, LEFT)
+            self._expect_nothing(epoch, rank, None, PeerLost, _absent(rank, LEFT))
 
     def _expect_none_in(self, rank: int, scope: bytes, error: WireError) -> None:
         """A member of a broken group refuses what its program submits there."""
         cause = f"this group failed before: {error.args[0]}"
-        self._expect_nothing(rank, scope, type(error), cause)
+        self._expect_nothing(self._inflight.epoch, rank, scope, type(error), cause)
 
     def _expect_nothing(
-        self, rank: int, scope: bytes | None, kind: type[WireError], cause: str
+        self,
+        epoch: int,
+        rank: int,
+        scope: bytes | None,
+        kind: type[WireError],
+        cause: str,
     ) -> None:
-        """A rank submits nothing more, in a scope or at all."""
-        until, epoch = time.monotonic() + GRACE_SECONDS, self._inflight.epoch
+        """A rank submits nothing more in an epoch, in a scope or at all."""
+        until = time.monotonic() + GRACE_SECONDS
         self._doubts.append(_Doubt(until, epoch, rank, scope, kind, cause))
 
     def _look_after(self) -> float:
@@ -319,3 +327,7 @@ class Attendant:
         for future in inflight.alive():
             inflight.fail(future, WireError(f"{future.what}: {why}"))
         write_record(inflight)
+
+
+def _absent(rank: int, cause: str) -> str:
+    return f"rank {rank} takes no part: {cause}"

@@ -108,7 +108,7 @@ class EngineFuture(Future):
         """Call `callback(self)` once it is done or has failed.
 
         In the wire's own thread, soon after the end if it was submitted with `notify`,
-        else up to 0.1 s later; at once, in the caller's thread, if it has ended. The
+        else up to 0.05 s later; at once, in the caller's thread, if it has ended. The
         callback must be short, and must not wait for another future.
         """
         self.keeper.call_when_done(self, callback)

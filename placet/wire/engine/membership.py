@@ -79,13 +79,21 @@ class Membership:
             write_record(inflight)
             raise self._error
 
-    def on_proposal(self, peer: int, data: bytes) -> bool:
-        """A peer proposes; whether this rank was not re-forming itself."""
+    def on_proposal(self, peer: int, data: bytes) -> int | None:
+        """A peer proposes.
+
+        Returns:
+            Where this rank is not re-forming itself, the epoch that the peer has left.
+        """
         epoch, lost = json.loads(data)
         proposal = Proposal(int(epoch), frozenset(map(int, lost)))
         with self._changed:
             self._carry_out(self._agreement.on_proposal(peer, proposal))
-            return not self._running
+            if self._running or peer not in self._inflight.peers:
+                return None
+            # Under the lock: once this rank re-forms, the peer is no more in doubt.
+            self._inflight.doubt(self._inflight.peers.index(peer), AGAIN)
+            return self._inflight.epoch
 
     def on_advanced(self, peer: int, data: bytes) -> None:
         """A peer is in a new epoch."""

@@ -9,7 +9,7 @@ import torch
 
 from placet.boxing.moves import AllReduce
 from placet.errors import PeerLost, WireError, WireTimeout
-from testing.engine_ranks import cut, links, on_each, wires
+from testing.engine_ranks import join, on_each, wires
 from tests.wire.conformance import CHECKS
 
 ONES = torch.ones(4)
@@ -26,9 +26,9 @@ def make():
     made = []
 
     def start(num_ranks, **settings):
-        joined = links(num_ranks)
+        joined = join(num_ranks)
         made.extend(started := wires(num_ranks, joined=joined, **settings))
-        return started, lambda rank: cut(joined[rank])
+        return started, joined.cut
 
     yield start
     on_each(made, _close)

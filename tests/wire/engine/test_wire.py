@@ -15,7 +15,7 @@ from placet.wire.engine.buffer_watch import watch
 from placet.wire.engine.frames import MESSAGE_BYTES
 from placet.wire.engine.wire import start_wire
 from placet.wire.interface import Traffic
-from testing.engine_ranks import links, on_each, run_engine, wires
+from testing.engine_ranks import join, on_each, run_engine, wires
 from tests.wire.conformance import CHECKS, check_moves, submit_in_two_orders
 
 PAIR = AllReduce((0, 1), 4, torch.float32)
@@ -332,8 +332,16 @@ def test_debug_finds_a_storage_freed_in_flight(name):
     assert said in watched.problem()
 
 
-def test_links_are_between_all_pairs():
-    found = links(3)
-    assert [[link.peer for link in mine] for mine in found] == [[1, 2], [0, 2], [0, 1]]
-    for connection in {s for mine in found for link in mine for s in link.sockets}:
-        connection.close()
+def test_ranks_are_joined_in_pairs():
+    joined = join(3)
+    peers = [[link.peer for link in mine] for mine in joined.links]
+    assert peers == [[1, 2], [0, 2], [0, 1]]
+    joined.cut(1, peer=2)
+    ends = {link.peer: link.sockets[0] for link in joined.links[2]}
+    assert ends[1].recv(1) == b""
+    ends[0].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        ends[0].recv(1)
+    for mine in joined.links:
+        for link in mine:
+            link.sockets[0].close()
