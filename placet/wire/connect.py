@@ -81,7 +81,7 @@ def _join(here: Worker, backend: str, timeout_seconds: float) -> None:
         if "EADDRINUSE" in str(error):
             raise WireError(
                 f"port in use: rank 0 cannot listen on {place}; set MASTER_PORT to a "
-                "free port, or let torchrun choose one (--rdzv-endpoint localhost:0)"
+                "free port, or let torchrun choose one (torchrun --standalone)"
             ) from error
         raise WireTimeout(f"cannot reach rank 0 at {place}: {error}") from error
     except dist.DistStoreError as error:

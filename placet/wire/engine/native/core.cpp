@@ -3,6 +3,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -22,6 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t INLINE_BYTES = 1 << 16;  // submit itself moves tasks up to this size
 constexpr uint64_t LOCAL_BYTES = 1 << 20;   // local work of one pass
+constexpr int UNSENT_BYTES = 1 << 17;       // that a TCP socket may hold back
 constexpr int NAP_MILLISECONDS = 200;
 constexpr uint32_t PASSES_A_LOOK = 256;
 constexpr auto DOZE = std::chrono::microseconds(50);
@@ -66,8 +69,10 @@ void Core::link(int number, const int* fds, int num_fds, int send_memory,
     for (int k = 0; k < num_fds; k++) {
         peer->streams[k].fd = fds[k];
         fcntl(fds[k], F_SETFL, fcntl(fds[k], F_GETFL) | O_NONBLOCK);
+        // What the kernel has taken cannot be overtaken; fails on Unix sockets, rightly.
+        setsockopt(fds[k], IPPROTO_TCP, TCP_NOTSENT_LOWAT, &UNSENT_BYTES, sizeof(int));
         epoll_event e{};
-        e.events = EPOLLIN | EPOLLRDHUP;
+        e.events = SOCKET_EVENTS;
         e.data.u64 = p << 32 | uint64_t(k);
         epoll_ctl(epoll_, EPOLL_CTL_ADD, fds[k], &e);
     }
@@ -121,6 +126,7 @@ void Core::run() {
             is_asleep_ = true;
             sleep(lock, NAP_MILLISECONDS, false);
             is_asleep_ = false;
+            if (has_leader_) kick();  // what woke us was meant for the leader
         }
     }
 }
@@ -491,23 +497,29 @@ void Core::close() {
     for (Task* t : all) fail_task(*t);
     for (size_t p = 0; p < peers_.size(); p++)
         if (peers_[p]->alive) queue(int(p), BYE, 0, 0, {});
-    auto begin = Clock::now();
-    auto is_waiting = [&] {
-        for (auto& peer : peers_) {
-            if (!peer->alive) continue;
-            if (!peer->outbox.empty()) return true;
-            if (!peer->has_rings())
-                for (Stream& s : peer->streams)
-                    if (!s.idle_out()) return true;
-        }
-        return false;
-    };
-    while (is_waiting() && since(begin) < 1.0)
-        if (!pass()) {
+    auto go_on_while = [&](auto&& holds) {
+        auto begin = Clock::now();
+        while (std::any_of(peers_.begin(), peers_.end(), holds) && since(begin) < 1.0) {
+            if (pass()) continue;
+            epoll_event events[64];
             lock.unlock();
-            ::poll(nullptr, 0, 1);
+            int n = epoll_wait(epoll_, events, 64, 1);
             lock.lock();
+            note(events, n);
         }
+    };
+    go_on_while([](auto& peer) {
+        if (!peer->alive) return false;
+        if (!peer->outbox.empty()) return true;
+        auto is_idle = [](Stream& s) { return s.idle_out(); };
+        return !std::all_of(peer->streams.begin(), peer->streams.end(), is_idle);
+    });
+    // Read on until the others have closed, too: a socket that is closed with data unread
+    // takes what it sent last with it.
+    for (auto& peer : peers_)
+        for (Stream& s : peer->streams)
+            if (s.fd >= 0) shutdown(s.fd, SHUT_WR);
+    go_on_while([](auto& peer) { return peer->alive && !peer->has_rings(); });
     is_closing_ = true;
     stand_by_.notify_all();
     done_.notify_all();
@@ -519,9 +531,6 @@ void Core::close() {
         is_over_ = true;
         event_ready_.notify_all();
     }
-    for (auto& peer : peers_)
-        for (Stream& s : peer->streams)
-            if (s.fd >= 0) shutdown(s.fd, SHUT_WR);
 }
 
 }  // namespace placet

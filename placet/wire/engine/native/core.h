@@ -26,6 +26,10 @@
 
 namespace placet {
 
+// Told once when more can be read, not as long as there is: a socket may have to wait for
+// its turn. `Stream::readable` remembers.
+constexpr uint32_t SOCKET_EVENTS = EPOLLIN | EPOLLRDHUP | EPOLLET;
+
 enum EventKind : int { MESSAGE = 1, LOST = 2, MISMATCH = 3, FINISHED = 4, LEFT = 5 };
 
 struct Event {

@@ -228,7 +228,7 @@ void Core::watch_out(Stream& s, bool on) {
         for (size_t k = 0; k < peers_[p]->streams.size(); k++)
             if (&peers_[p]->streams[k] == &s) {
                 epoll_event e{};
-                e.events = EPOLLIN | EPOLLRDHUP | (on ? uint32_t(EPOLLOUT) : 0u);
+                e.events = SOCKET_EVENTS | (on ? uint32_t(EPOLLOUT) : 0u);
                 e.data.u64 = uint64_t(p) << 32 | k;
                 epoll_ctl(epoll_, EPOLL_CTL_MOD, s.fd, &e);
                 return;

@@ -82,10 +82,10 @@ struct Task {
         i.done += n;
         if (i.done == i.num_bytes) num_undone--;
     }
-    bool needs(int peer) {
-        Lane* s = lane(sends, peer);
-        Lane* r = lane(receives, peer);
-        return (s && !s->ended()) || (r && !r->ended());
+    bool needs(int peer) const {
+        for (const Instruction& i : instructions)
+            if (i.peer == peer && i.done < i.num_bytes) return true;
+        return false;
     }
 };
 
