@@ -18,7 +18,7 @@ choice of k. So all have submitted k, and the wait is the wire's to end.
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal, TypeAlias
@@ -41,6 +41,9 @@ from placet.wire.check import REDUCIBLE, payload_size
 MOST_CALLS = 64
 MOST_BYTES = 4 << 20
 LEAST_BYTES = 4
+
+WHOLLY = 1e9
+"""Disorder in which every order of the calls has the same chance."""
 
 PERIOD = 13
 """Payloads repeat after so many elements; so many calls in turn differ."""
@@ -129,7 +132,11 @@ def random_program(
 
 
 def acts_of(
-    program: Program, rank: int, *, waits: bool = True, in_order: bool = False
+    program: Program,
+    rank: int,
+    *,
+    waits: bool = True,
+    disorder: float | None = None,
 ) -> list[Act]:
     """What `rank` does; see NOTE [Waits that make no cycle].
 
@@ -137,10 +144,12 @@ def acts_of(
         program: the calls.
         rank: who asks.
         waits: whether it waits in between, and not only in the end.
-        in_order: whether it submits in the program's order.
+        disorder: how many places, about, a call may be moved; 0 for the program's
+            order; of this rank's own choice, from none to wholly shuffled, if left out.
     """
     rng = random.Random(f"{program.seed}, {rank}")
-    order = list(_mine(program, rank) if in_order else _order(rng, program, rank))
+    reach = rng.choice((0.0, 3.0, 10.0, WHOLLY)) if disorder is None else disorder
+    order = _order(rng, program, rank, reach)
     unsubmitted = {call.number for call in order}
     waitable: list[Call] = []
     acts: list[Act] = []
@@ -246,14 +255,9 @@ def _split(rng: random.Random, total: int, num: int) -> tuple[int, ...]:
     return tuple(b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True))
 
 
-def _mine(program: Program, rank: int) -> list[Call]:
-    return [call for call in program.calls if rank in call.move.group]
-
-
-def _order(rng: random.Random, program: Program, rank: int) -> Iterable[Call]:
+def _order(rng: random.Random, program: Program, rank: int, reach: float) -> list[Call]:
     """Calls of one key keep their order: nothing else tells them apart."""
-    calls = _mine(program, rank)
-    reach = rng.choice((0.0, 3.0, 10.0, 1e9))
+    calls = [call for call in program.calls if rank in call.move.group]
     moved = sorted(calls, key=lambda call: call.number + rng.uniform(0.0, reach))
     named: dict[tuple[str, tuple[int, ...]], list[Call]] = {}
     for call in calls:

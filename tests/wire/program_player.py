@@ -46,13 +46,20 @@ def play_all(wire: Wire, programs: Iterable[Program]) -> Played:
 
 
 def play(
-    wire: Wire, program: Program, *, waits: bool = True, in_order: bool = False
+    wire: Wire,
+    program: Program,
+    *,
+    waits: bool = True,
+    disorder: float | None = None,
 ) -> tuple[list[str], int]:
-    """Play one program; what was wrong, and how many moves this rank was in."""
+    """Play one program; what was wrong, and how many moves this rank was in.
+
+    See `acts_of` for `waits` and `disorder`.
+    """
     flying: dict[int, tuple[Future, Tensor]] = {}
     wrong: list[str] = []
     num_moves = 0
-    for act in acts_of(program, wire.rank, waits=waits, in_order=in_order):
+    for act in acts_of(program, wire.rank, waits=waits, disorder=disorder):
         call = act.call
         if call is None:
             time.sleep(act.seconds)
