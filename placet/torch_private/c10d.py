@@ -57,6 +57,7 @@ __all__ = [
     "c10d_group",
     "configuration_of",
     "default_store",
+    "fail_future",
     "fsdp_module_name",
     "group_of",
     "has_bucket",
@@ -143,6 +144,32 @@ def c10d_group(
         made = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
     group._register_backend(torch.device(device), kind, made)
     return group
+
+
+class _Failure:
+    """A failed future's value.
+
+    C++ looks for tensors in a value by pickling it, and would crash when it finds none.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        raise self.error
+
+
+def _raise(failure: _Failure) -> None:
+    raise failure.error
+
+
+def fail_future(future: "torch.futures.Future[Any]", error: Exception) -> None:
+    """Complete a future with an error, for those who wait in Python and in C++.
+
+    `Future.set_exception` is for Python only: DDP, which waits in C++, would crash.
+    """
+    future._set_unwrap_func(_raise)
+    future.set_result(_Failure(error))
 
 
 def configuration_of(group: ProcessGroup) -> str:

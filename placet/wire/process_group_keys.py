@@ -17,9 +17,10 @@ of torch.distributed. For sends and receives the shape is left out, too: torch p
 their order by pair and tag, and so a wrong size is an error at once.
 
 # NOTE [Callbacks]
-What a program attaches to a future (`then`) runs at once where the future is done
-already, and later in another thread where it is not: ranks differ. So a call site ends
-where a callback begins.
+What a program attaches to a future of ours (`then`) always runs in a helper's thread,
+whether the future is done already or not: ranks differ in that, and the call site must
+not. A call made there has the key of the future's own call in its key, as callbacks run
+in another order on each rank. With futures of others a site ends where theirs begins.
 
 # NOTE [What nothing can tell apart]
 The same line run twice, for tensors of one shape, in an order that differs between
@@ -106,6 +107,23 @@ def named(name: str, *, priority: int = 0) -> Iterator[None]:
         _NAME.reset(token)
 
 
+_ORIGIN: ContextVar[str] = ContextVar("placet_origin", default="")
+
+
+@contextmanager
+def in_callback_of(key: str) -> Iterator[None]:
+    """Say that the calls inside are made by a callback; see NOTE [Callbacks].
+
+    Args:
+        key: of the call whose future calls back.
+    """
+    token = _ORIGIN.set(f"{zlib.crc32(key.encode()):08x}")
+    try:
+        yield
+    finally:
+        _ORIGIN.reset(token)
+
+
 class KeyBook:
     """Names the calls of one group.
 
@@ -129,10 +147,11 @@ class KeyBook:
         where: Where | None = None
         if name is None and has_site:
             where = call_site(sys._getframe(1))
-        entry = (kind, what, name, where)
+        origin = _ORIGIN.get()
+        entry = (kind, what, name, where, origin)
         known = self._known.get(entry)
         if known is None:
-            text = _text(self.group, kind, what, name, where)
+            text = _text(self.group, kind, what, name, where, origin)
             known = self._known[entry] = Key(text, name.priority if name else 0)
         return known
 
@@ -287,12 +306,15 @@ def _text(
     what: tuple[Hashable, ...],
     name: Name | None,
     where: Where | None,
+    origin: str,
 ) -> str:
     parts = [group, kind, _describe(what)]
     if name is not None:
         parts.append(f"'{name.text}'")
     elif where is not None:
         parts.append(describe_site(where))
+    if origin and name is None:
+        parts.append(f"after {origin}")
     return "/".join(part for part in parts if part)
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.futures import Future as TorchFuture
 
 from placet.errors import PlacetError, WireTimeout
-from placet.torch_private.c10d import Work
-from placet.wire.process_group_keys import advice
+from placet.torch_private.c10d import Work, fail_future
+from placet.wire.process_group_keys import advice, in_callback_of
 
 
 class MoveFuture(Protocol):
@@ -67,6 +67,42 @@ class Helpers:
 
 
 _HELPERS = Helpers()
+
+
+class HelperFuture(TorchFuture[Any]):
+    """A future of torch's whose callbacks run in a helper's thread, and only there.
+
+    See NOTE [Callbacks] in `process_group_keys`.
+
+    Args:
+        key: of the call whose future it is.
+    """
+
+    def __init__(self, key: str) -> None:
+        TorchFuture.__init__(self)
+        self._key = key
+
+    def then(self, callback: Callable[[Any], Any]) -> "HelperFuture":
+        """What `callback(self)` gives, once this is done."""
+        following = HelperFuture(self._key)
+
+        def run(done: Any) -> None:
+            try:
+                following.set_result(callback(done))
+            except Exception as error:  # whoever waits for it raises it
+                fail_future(following, error)
+
+        self.add_done_callback(run)
+        return following
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Call `callback(self)` once this is done."""
+
+        def run() -> None:
+            with in_callback_of(self._key):
+                callback(self)
+
+        TorchFuture.add_done_callback(self, lambda _: _HELPERS.run(run))
 
 
 class WireWork(Work):
@@ -156,7 +192,7 @@ class WireWork(Work):
         with self._settling:
             if self._torch_future is not None:
                 return self._torch_future
-            future: TorchFuture[Any] = torch.futures.Future()
+            future = HelperFuture(self._what)
             self._torch_future = future
             is_settled = self._is_settled
         if is_settled:
@@ -215,7 +251,7 @@ class WireWork(Work):
 
     def _complete(self, future: "TorchFuture[Any]") -> None:
         if self._error is not None:
-            future.set_exception(self._error)
+            fail_future(future, self._error)
         else:
             future.set_result(self._outputs)
 

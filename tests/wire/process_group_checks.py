@@ -184,7 +184,7 @@ def beside_gloo():
     group = dist.new_group(backend="placet")
     tensor = torch.ones(2)
     dist.all_reduce(tensor, group=group)
-    assert tensor.tolist() == [SIZE, SIZE]
+    assert tensor.tolist() == [dist.get_world_size()] * 2
     shared = group.shared
     dist.destroy_process_group(group)
     end_of(shared)
@@ -192,7 +192,7 @@ def beside_gloo():
 
 def end_of(shared):
     """What the last group leaves behind: nothing."""
-    move = AllReduce(tuple(range(SIZE)), 1, torch.float32)
+    move = AllReduce(tuple(range(shared.wire.num_ranks)), 1, torch.float32)
     with pytest.raises(WireError, match="closed"):
         shared.wire.submit(move, torch.ones(1), key="late")
 

@@ -1,10 +1,15 @@
 """The wire as a process group: each call of torch.distributed gives what gloo gives."""
 
+import os
+import signal
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 import placet.wire.backend  # noqa: F401 (registers it)
+from placet.errors import PeerLost
 from testing.ranks import run_ranks
 from tests.wire.process_group_checks import CHECKS
 from tests.wire.process_group_programs import PROGRAMS
@@ -29,3 +34,20 @@ def check_all(_wire):
 @pytest.mark.procs
 def test_each_call_gives_what_gloo_gives():
     run_ranks(2, check_all, backend="placet", timeout=40)
+
+
+def backward_without_a_peer(_wire):
+    net = DistributedDataParallel(torch.nn.Linear(4, 4))
+    loss = net(torch.ones(2, 4)).sum()
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="rank 1 is gone"):  # by way of C++
+        loss.backward()
+    with pytest.raises(PeerLost, match="rank 1 is gone"):
+        dist.barrier()
+
+
+@pytest.mark.procs
+def test_backward_ends_when_a_rank_is_killed():
+    run_ranks(2, backward_without_a_peer, backend="placet", expect_death=[1])

@@ -172,7 +172,7 @@ def checkpoint(steps: int) -> Iterator[float]:
     other.load_state_dict(state["model"])
     for mine, theirs in zip(net.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine.to_local(), theirs.to_local())
-        yield theirs.full_tensor().sum().item()
+    yield other(batch(steps, 0)).square().mean().item()
     dist.barrier()
     if dist.get_rank() == 0:
         shutil.rmtree(where[0])
