@@ -135,6 +135,11 @@ class EngineWire(Wire):
     def control_bytes(self) -> int:
         return self._core.counters().control_bytes + self._own_bytes
 
+    def gone(self) -> dict[int, str]:
+        """Ranks that take no part any more, and why: dead, closed or re-forming."""
+        with self._inflight.lock:
+            return {**self._inflight.doubted, **self._inflight.lost}
+
     def counters(self) -> Counters:
         """What the core has done so far."""
         return self._core.counters()
