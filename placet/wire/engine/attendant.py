@@ -15,7 +15,7 @@ from placet.errors import PeerLost, WireError
 from placet.wire.engine.core import Event, EventKind, State
 from placet.wire.engine.deadlines import CAUSE_SECONDS, Asker, Waiting, no_cause
 from placet.wire.engine.futures import EngineFuture
-from placet.wire.engine.inflight import InFlight
+from placet.wire.engine.inflight import LEFT, InFlight
 from placet.wire.engine.keys import scope_of
 from placet.wire.engine.membership import AGAIN, Membership
 from placet.wire.engine.messages import (
@@ -39,8 +39,6 @@ SWEEP_SECONDS = 0.05
 
 GRACE_SECONDS = 0.3
 """A member that has left or re-forms may have done its part of a move already."""
-
-LEFT = "it closed its wire"
 
 UNHEARD = 256
 """So many messages on topics that nobody listens to yet are kept."""

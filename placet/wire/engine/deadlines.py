@@ -188,10 +188,13 @@ class Waiting(Keeper):
 
     def _await_cause(self, future: EngineFuture) -> None:
         inflight = self._inflight
+        seconds = CAUSE_SECONDS if inflight.absence(future) is None else 0.1
         with inflight.lock:
-            inflight.changed.wait_for(lambda: future.ended, CAUSE_SECONDS)
+            inflight.changed.wait_for(lambda: future.ended, seconds)
         if not future.ended:
-            inflight.fail(future, no_cause(future))
+            error = inflight.absence(future) or no_cause(future)
+            if inflight.fail(future, error):
+                inflight.tell_members(future, error)
 
     def _check_not_closed(self, future: EngineFuture) -> None:
         if not future.ended and self._inflight.refusal:

@@ -39,6 +39,9 @@ from placet.wire.engine.prepared import Prepared
 KEPT_FINISHED = 32
 KEPT_EARLY = 1024
 
+LEFT = "it closed its wire"
+"""Why a rank is doubted that said good-bye."""
+
 FORKED = (
     "this process was forked from one that had started its wire; only the parent may "
     "use it: fork (or spawn, for data loaders) before the wire is started"
@@ -343,7 +346,12 @@ class InFlight:
         self.check_usable(prepared.what(key))
         early = self._early.pop(collective, None)
         first = self._broken.get(prepared.scope)
-        gone = [r for r in prepared.move.group if r in self.lost or r in self.doubted]
+        # What a rank sent before it left in good order may be here: the core knows.
+        gone = [
+            r
+            for r in prepared.move.group
+            if r in self.lost or self.doubted.get(r, LEFT) != LEFT
+        ]
         if early is not None and isinstance(early, MoveMismatch):
             mine = f"rank {self.rank} submitted {full_text(prepared.move)}"
             error: WireError = MoveMismatch(f"{early.args[0]}; {mine}")
@@ -375,6 +383,14 @@ class InFlight:
             str(error.args[0])[:TEXT_BYTES],
         )
         self.send_all(group, FAILED, pack_value(failure))
+
+    def absence(self, future: EngineFuture) -> WireError | None:
+        """The error for a task that needs a rank which is gone; None if none is."""
+        with self.lock:
+            for rank in future.group:
+                if rank in self.lost or rank in self.doubted:
+                    return PeerLost(self._gone(future.what, rank))
+        return None
 
     def _gone(self, what: str, rank: int) -> str:
         cause = self.lost.get(rank) or self.doubted[rank]

@@ -258,9 +258,19 @@ def test_rank_that_closed_takes_no_part(make):
         future.wait()
     assert time.monotonic() - begun < 2
     with pytest.raises(PeerLost, match="rank 1 takes no part: it closed its wire"):
-        first.submit(TRIO, ONES, key="next")
+        first.submit(TRIO, ONES, key="next").wait()
     pair = AllReduce((0, 2), 4, torch.float32)
     assert on_each([first, third], run, ["k"], pair)[0][0] is None
+
+
+def test_what_a_rank_sent_before_it_closed_still_counts(make):
+    first, second, third = make()
+    move = BroadcastFrom(ALL, 1, 4, torch.float32)
+    second.submit(move, 2 * ONES, key="k").wait()
+    second.close()
+    time.sleep(0.05)  # until the good-bye has come, most likely; right in any case
+    assert first.submit(move, ONES, key="k").wait().tolist() == [2.0] * 4
+    assert third.submit(move, ONES, key="k").wait().tolist() == [2.0] * 4
 
 
 def test_rank_may_close_when_it_is_done(make):

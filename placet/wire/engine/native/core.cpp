@@ -330,9 +330,6 @@ Task* Core::submit(std::unique_ptr<Task> owned) {
 
 void Core::enter(Task& t) {
     tasks_[t.collective] = &t;
-    for (auto* lanes : {&t.sends, &t.receives})
-        for (Lane& lane : *lanes)
-            if (lane.total && !peers_[lane.peer]->alive) return fail_task(t);
     for (Lane& lane : t.sends) {
         auto& senders = peers_[lane.peer]->senders;
         auto before = [](Task* a, Task* b) {
@@ -354,6 +351,10 @@ void Core::enter(Task& t) {
                      nullptr, 0);
         }
     }
+    // Data of a peer that is gone may be here already; else there is nothing to wait for.
+    for (auto* lanes : {&t.sends, &t.receives})
+        for (Lane& lane : *lanes)
+            if (!peers_[lane.peer]->alive && t.needs(lane.peer)) return fail_task(t);
     if (t.state == PENDING) run_locals(t, LOCAL_BYTES);
 }
 

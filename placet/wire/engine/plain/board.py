@@ -34,12 +34,16 @@ class Board:
         return [x for x in self.channels.values() if x.ended is None]
 
     def begin(self, running: Running) -> None:
-        """A task is submitted; it fails at once if a peer of its is gone."""
+        """A task is submitted."""
         self.active[running.collective] = running
         for peer in running.sends:
             self.channels[peer].lanes[running.handle] = running
-        if any(self.channels[peer].ended is not None for peer in running.peers):
-            self.end(running, State.FAILED)
+
+    def check_peers(self, running: Running) -> None:
+        """Fail a task that needs more of a peer which is gone."""
+        for peer in running.peers:
+            if self.channels[peer].ended is not None and running.needs(peer):
+                self.end(running, State.FAILED)
 
     def progress(self, running: Running) -> None:
         """Something came or went: do what this allows, and notice the task's end."""

@@ -66,6 +66,7 @@ class Machine:
         self._runs[running.handle] = running
         board.begin(running)
         take_early(board, running)
+        board.check_peers(running)
         board.progress(running)
         pump(board)
         for peer in set(running.receives) - running.told:
