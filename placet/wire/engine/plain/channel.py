@@ -263,12 +263,13 @@ class Channel:
             self.ahead = None
 
     def close(self) -> None:
-        """Close the sockets and forget the peer."""
+        """Close the sockets; what came of moves not submitted yet stays."""
         for pipe in self.pipes:
             with contextlib.suppress(OSError):
                 pipe.connection.shutdown(socket.SHUT_RDWR)  # others may hold it, too
             pipe.connection.close()
         self.control.clear()
         self._flying.clear()
-        self.advance(self.early.epoch)
+        self.lanes.clear()
+        self.last, self.sticky = None, -1
         self.ahead = None
