@@ -90,7 +90,7 @@ def test_slow_computation_is_said_to_compute(make):
 
 
 def test_application_cycle_is_named(make):
-    started = make(2, timeout_seconds=0.2)
+    started = make(2, timeout_seconds=1.0)
     pair = AllReduce((0, 1), 4, torch.float32)
     keys = {0: ["a", "b"], 1: ["b", "a"]}
     found = on_each(started, lambda wire: run(wire, keys[wire.rank], pair))

@@ -115,7 +115,7 @@ def _deliver(
 def take_early(board: Board, running: Running) -> None:
     """Give a task what came before it was submitted."""
     was_early = False
-    for channel in board.open_channels():
+    for channel in board.channels.values():  # also of peers that are gone
         fingerprint = channel.early.take_ready(running.collective)
         if fingerprint is not None:
             _hear(board, channel, running, fingerprint)
