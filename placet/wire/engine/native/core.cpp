@@ -22,7 +22,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t INLINE_BYTES = 1 << 16;  // submit itself moves tasks up to this size
+constexpr uint64_t INLINE_BYTES = 1 << 20;  // submit itself moves tasks up to this size
 constexpr uint64_t LOCAL_BYTES = 1 << 20;   // local work of one pass
 constexpr int UNSENT_BYTES = 1 << 17;       // that a TCP socket may hold back
 constexpr int NAP_MILLISECONDS = 200;
