@@ -195,6 +195,8 @@ class Attendant:
         inflight.break_group(failure.epoch, scope, error)
         future = inflight.find(failure.collective)
         if future is not None:
+            if future.waiters:
+                self._asker.remember()
             inflight.fail(future, error)
         elif inflight.submitted(failure.collective) is None:
             inflight.fail_early(failure.epoch, failure.collective, error)

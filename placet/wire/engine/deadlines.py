@@ -28,6 +28,9 @@ ANSWER_SECONDS = 0.5
 BRIEF_SECONDS = 0.01
 """A wait that is no longer is not put into the flight record."""
 
+KEPT_SECONDS = 1.0
+"""Ranks whose deadlines pass together ask one another at about the same time."""
+
 CAUSE_SECONDS = 2.0
 """The core says that a task failed before the event that says why has been read; that
 and the talk about a mismatch take less."""
@@ -52,6 +55,7 @@ class Asker:
         self._numbers = count()
         self._questions: dict[int, _Question] = {}
         self._lock = Lock()
+        self._kept: tuple[float, int, Report] | None = None
 
     def ask(self, seconds: float) -> Mapping[int, Report | None]:
         """What each rank says; None where it did not answer in so many seconds."""
@@ -69,9 +73,24 @@ class Asker:
         found = {**question.found, me: report_of(inflight)}
         return {rank: found.get(rank) for rank in everyone}
 
+    def remember(self) -> None:
+        """Keep what this rank waits for: a wait that fails now.
+
+        Another rank, whose deadline passes a moment later, asks when this one waits no
+        more; without the answer it would not see that they waited for each other.
+        """
+        report = report_of(self._inflight)
+        if report.waiting is not None:
+            self._kept = (time.monotonic(), self._inflight.epoch, report)
+
     def on_question(self, rank: int, data: bytes) -> None:
-        """Answer another rank."""
-        answer = data + b"\n" + report_of(self._inflight).to_json()
+        """Answer another rank: what this one does, or did when its wait failed."""
+        report, kept = report_of(self._inflight), self._kept
+        if kept is not None and report.waiting is None:
+            since, epoch, then = kept
+            is_fresh = time.monotonic() - since < KEPT_SECONDS
+            report = then if is_fresh and epoch == self._inflight.epoch else report
+        answer = data + b"\n" + report.to_json()
         self._inflight.send(rank, pack_message(REPORT, answer))
 
     def on_answer(self, rank: int, data: bytes) -> None:
@@ -162,6 +181,7 @@ class Waiting(Keeper):
                 )
                 return
         reports = self._asker.ask(ANSWER_SECONDS)
+        self._asker.remember()
         for future in mine:
             self._fail_late(future, reports)
         with inflight.lock:
