@@ -5,7 +5,8 @@
     disconnect(wire)
 
 Moves of CPU tensors go by the engine. Where each rank has a GPU of its own, NCCL
-carries them. gloo stays for what is rare: it serves torch's checkpoints.
+carries them, and the engine tells it in which order (`ordered`), so both take moves in
+any order. gloo stays for what is rare: it serves torch's checkpoints.
 """
 
 from datetime import timedelta
@@ -20,6 +21,7 @@ from placet.torch_private.c10d import default_store
 from placet.wire.c10d import C10dWire
 from placet.wire.engine.connect import connect_engine
 from placet.wire.interface import Wire
+from placet.wire.ordered import OrderedWire
 from placet.wire.torch_store import TorchStore
 
 
@@ -33,8 +35,7 @@ def connect(
 
     Args:
         timeout_seconds: deadline of every move and of the start.
-        debug: find misuse at some cost: buffers changed in flight (engine), ranks that
-            submit in different orders (NCCL).
+        debug: find misuse at some cost: buffers changed in flight (not on NCCL).
         report_folder: where flight records go when something fails.
 
     Raises:
@@ -51,9 +52,7 @@ def connect(
         )
     backend = _backend(here)
     _join(here, backend, timeout_seconds)
-    if "nccl" in backend:
-        return C10dWire(timeout_seconds=timeout_seconds, check_order=debug)
-    return connect_engine(
+    engine = connect_engine(
         TorchStore(default_store(), "placet/engine"),
         here.rank,
         here.num_ranks,
@@ -62,6 +61,9 @@ def connect(
         report_folder=report_folder,
         towards=here.master_address,
     )
+    if "nccl" in backend:
+        return OrderedWire(C10dWire(timeout_seconds=timeout_seconds), engine)
+    return engine
 
 
 def disconnect(wire: Wire) -> None:

@@ -165,7 +165,12 @@ class OrderedWire(Wire):
         )
         self._in_flight[submission.number] = future
         self._launcher.add(submission)
-        self._announce(submission, priority)
+        try:
+            self._announce(submission, priority)
+        except WireError as error:
+            self._launcher.fail(submission.number, error)
+            self._ended(submission)
+            raise
         return future
 
     def prepare(self, groups: Iterable[tuple[int, ...]]) -> None:
