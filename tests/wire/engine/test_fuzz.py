@@ -19,6 +19,7 @@ from placet.wire.engine.frames import (
     Header,
     pack,
 )
+from placet.wire.engine.native.core import NativeCore
 from placet.wire.engine.plain.core import PlainCore
 from tests.wire.engine.core_rig import (
     FINGERPRINT,
@@ -34,7 +35,7 @@ from tests.wire.engine.core_rig import (
     submit,
 )
 
-CORES: tuple[MakeCore, ...] = (PlainCore,)
+CORES: tuple[MakeCore, ...] = (PlainCore, NativeCore)
 
 SUBMITTED = 7
 """A collective that the core under attack waits for: 4000 bytes, in elements of 4."""

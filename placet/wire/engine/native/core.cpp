@@ -225,7 +225,7 @@ bool Core::arm() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     for (auto& peer : peers_) {
         if (!peer->has_rings() || !peer->alive) continue;
-        if (peer->in.available()) return true;
+        if (peer->in.available() >= sizeof(Header)) return true;
         if (peer->is_blocked && peer->out.space() > peer->out.capacity / 4) return true;
     }
     return false;

@@ -14,7 +14,8 @@ namespace {
 
 constexpr size_t IN_BYTES = 1 << 16;      // a socket's read buffer
 constexpr int FRAMES_A_PASS = 64;         // of one peer, then the others have a turn
-constexpr size_t MANY_MARKS = 1 << 20;    // READYs of collectives not submitted here
+constexpr char BROKEN_LANE[] = "sent bytes that do not go on where their lane stands";
+constexpr size_t MANY_MARKS = EARLY_BYTES / 4;  // collectives a peer may be ahead
 
 }  // namespace
 
@@ -219,7 +220,17 @@ void Core::deliver_early(int p, const Header& h, const char* a, uint64_t na,
     bool too_many = parts.size() >= MANY_MARKS || early_.size() >= MANY_MARKS;
     bool too_far = h.kind == DATA && h.start + h.num_bytes > EAGER_BYTES;
     if (too_many || too_far || peer.early_bytes + h.num_bytes > EARLY_BYTES)
-        return lost(p, "sent more of a move than may come before it is submitted here");
+        return lost(p, "sent more of a lane than it may before READY");
+    if (h.kind == DATA && !is_later) {
+        auto last = parts.rbegin();
+        while (last != parts.rend() && (last->peer != p || last->header.kind != DATA))
+            last++;
+        bool is_first = last == parts.rend();
+        uint64_t moved = is_first ? 0 : last->header.start + last->header.num_bytes;
+        bool same = is_first || (last->header.fingerprint == h.fingerprint &&
+                                 last->header.lane_bytes == h.lane_bytes);
+        if (h.start != moved || !same) return lost(p, BROKEN_LANE);
+    }
     peer.early_bytes += h.num_bytes;
     std::string body(a ? a : "", na);
     if (nb) body.append(b, nb);
@@ -240,17 +251,26 @@ void Core::take(Task& t, int p, const Header& h, const char* a, uint64_t na,
 bool Core::fits(Task& t, int p, const Header& h) {
     if (t.state != PENDING) return true;
     Lane* lane = t.lane(t.receives, p);
-    if (h.fingerprint != t.fingerprint ||
-        (h.kind == DATA && (!lane || lane->total != h.lane_bytes))) {
+    bool same = h.fingerprint == t.fingerprint;
+    if (h.kind == DATA) same &= lane && lane->total == h.lane_bytes;
+    bool has_begun = h.kind == DATA && lane && lane->start;
+    if (!same && !has_begun) {
         mismatch(t, p, h, lane ? lane->total : 0);
         return false;
     }
-    hear(t, p);
-    if (h.kind != DATA) return true;
-    if (h.start != lane->start) {
-        lost(p, "sent bytes of a move twice or out of order");
+    if (h.kind != DATA) {
+        hear(t, p);
+        return true;
+    }
+    if (!same || h.start != lane->start) {
+        lost(p, BROKEN_LANE);
         return false;
     }
+    if (h.num_bytes % t.itemsize) {
+        lost(p, "sent a part of an element");
+        return false;
+    }
+    hear(t, p);
     peers_[p]->sticky = &t;
     return true;
 }
@@ -298,6 +318,7 @@ void Core::mismatch(Task& t, int p, const Header& h, uint64_t expected) {
 // A link ended: tasks that still need it fail.
 void Core::lost(int p, const std::string& why) {
     Peer& peer = *peers_[p];
+    if (!peer.alive) return;  // by what it sent early, before its end
     peer.alive = false;
     for (Stream& s : peer.streams) {
         epoll_ctl(epoll_, EPOLL_CTL_DEL, s.fd, nullptr);

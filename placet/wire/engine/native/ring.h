@@ -27,6 +27,8 @@ struct Ring {
     RingHead* shared = nullptr;
     char* data = nullptr;
     uint64_t capacity = 0;  // a power of two
+    // Where this side stands. Its own: a corrupt peer can change all that is shared.
+    uint64_t position = 0;
 
     explicit operator bool() const { return shared != nullptr; }
 
@@ -39,8 +41,7 @@ struct Ring {
 
     // --- the writer's side ---
     uint64_t space() const {
-        return capacity - (shared->head.load(std::memory_order_relaxed) -
-                           shared->tail.load(std::memory_order_acquire));
+        return capacity - (position - shared->tail.load(std::memory_order_acquire));
     }
     void put(uint64_t at, const void* src, uint64_t n) {
         uint64_t begin = at & (capacity - 1), first = std::min(n, capacity - begin);
@@ -48,35 +49,32 @@ struct Ring {
         std::memcpy(data, static_cast<const char*>(src) + first, n - first);
     }
     void write(const void* header, uint64_t header_bytes, const void* body, uint64_t n) {
-        uint64_t at = shared->head.load(std::memory_order_relaxed);
-        put(at, header, header_bytes);
-        if (n) put(at + header_bytes, body, n);
-        shared->head.store(at + header_bytes + padded(n), std::memory_order_release);
+        put(position, header, header_bytes);
+        if (n) put(position + header_bytes, body, n);
+        position += header_bytes + padded(n);
+        shared->head.store(position, std::memory_order_release);
     }
 
     // --- the reader's side ---
     // A corrupt peer may write any head: what it claims is cut to the capacity.
     uint64_t available() const {
-        uint64_t n = shared->head.load(std::memory_order_acquire) -
-                     shared->tail.load(std::memory_order_relaxed);
+        uint64_t n = shared->head.load(std::memory_order_acquire) - position;
         return n > capacity ? capacity : n;
     }
     void get(uint64_t skip, void* dst, uint64_t n) const {
-        uint64_t at = shared->tail.load(std::memory_order_relaxed) + skip;
-        uint64_t begin = at & (capacity - 1), first = std::min(n, capacity - begin);
+        uint64_t begin = (position + skip) & (capacity - 1), first = std::min(n, capacity - begin);
         std::memcpy(dst, data + begin, first);
         std::memcpy(static_cast<char*>(dst) + first, data, n - first);
     }
     // The part of [skip, skip + n) that lies in one piece; its length goes to `n`.
     const char* piece(uint64_t skip, uint64_t& n) const {
-        uint64_t at = shared->tail.load(std::memory_order_relaxed) + skip;
-        uint64_t begin = at & (capacity - 1);
+        uint64_t begin = (position + skip) & (capacity - 1);
         n = std::min(n, capacity - begin);
         return data + begin;
     }
     void drop(uint64_t n) {
-        uint64_t at = shared->tail.load(std::memory_order_relaxed);
-        shared->tail.store(at + n, std::memory_order_release);
+        position += n;
+        shared->tail.store(position, std::memory_order_release);
     }
 };
 
