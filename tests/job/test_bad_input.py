@@ -166,7 +166,8 @@ def test_a_rank_that_hangs_is_named_within_the_deadline(tmp_path: Path):
         assert_gone(pids, patience(END_SECONDS))
         assert_no_orphans(command.mark)
     assert ended.code == 1
-    assert re.search(r"WireTimeout: rank [02]: '[\w.]+#\d+' over ranks 0, 1, 2", ended.err)
+    named = r"WireTimeout: rank [02]: '[\w.]+#\d+' over ranks 0, 1, 2"
+    assert re.search(named, ended.err)
     assert "rank 1 gave no answer: paused or dead" in ended.err
     assert "docs/errors.md#wiretimeout" in ended.err
     assert seconds < patience(deadline + 2 * END_SECONDS)
