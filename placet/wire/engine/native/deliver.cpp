@@ -33,7 +33,9 @@ bool Core::receive(int p) {
         return progressed;
     }
     std::string why = n == 0 ? "its connection closed" : strerror(errno);
-    while (peer.alive && receive_ring(p)) {}  // what it wrote before it ended counts
+    // What it wrote before it ended counts: a ring full of frames at most.
+    uint64_t passes = peer.in.capacity / (FRAMES_A_PASS * sizeof(Header)) + 1;
+    while (peer.alive && passes-- && receive_ring(p)) {}
     if (peer.alive) lost(p, why);
     return true;
 }
@@ -42,6 +44,10 @@ bool Core::receive_ring(int p) {
     Peer& peer = *peers_[p];
     uint64_t available = peer.in.available(), taken = 0;
     for (int k = 0; k < FRAMES_A_PASS && available >= sizeof(Header) && peer.alive; k++) {
+        if (available > peer.in.capacity) {
+            lost(p, "wrote beyond the end of its ring");
+            return true;
+        }
         Header h;
         peer.in.get(0, &h, sizeof h);
         const char* fault = fault_of(h);

@@ -56,10 +56,9 @@ struct Ring {
     }
 
     // --- the reader's side ---
-    // A corrupt peer may write any head: what it claims is cut to the capacity.
+    // More than `capacity` if a corrupt peer has changed the head.
     uint64_t available() const {
-        uint64_t n = shared->head.load(std::memory_order_acquire) - position;
-        return n > capacity ? capacity : n;
+        return shared->head.load(std::memory_order_acquire) - position;
     }
     void get(uint64_t skip, void* dst, uint64_t n) const {
         uint64_t begin = (position + skip) & (capacity - 1), first = std::min(n, capacity - begin);
