@@ -32,6 +32,9 @@ from placet.wire.engine.messages import (
 from placet.wire.engine.mismatches import Mismatches
 from placet.wire.engine.reporting import write_record
 
+_NONSENSE = (ValueError, TypeError, OverflowError, RecursionError)
+"""What reading a message raises that is none of ours; JSON may nest without end."""
+
 Listener: TypeAlias = Callable[[int, bytes], None]
 
 SWEEP_SECONDS = 0.05
@@ -152,7 +155,7 @@ class Attendant:
             topic, data = unpack_message(message)
             if topic in OWN_TOPICS:
                 self._hear_own(topic, peer, data)
-        except (ValueError, TypeError) as error:
+        except _NONSENSE as error:
             self._lose(peer, f"it sent a message that is none of ours: {error}")
             return
         if topic not in OWN_TOPICS and peer in self._inflight.peers:

@@ -87,7 +87,7 @@ def unpack_message(message: bytes) -> tuple[str, bytes]:
     head, newline, data = message.partition(b"\n")
     if not newline:
         raise ValueError("a message without a head")
-    topic = json.loads(head).get("topic")
+    topic = _read(head).get("topic")
     if not isinstance(topic, str):
         raise ValueError(f"a message without a topic: {head[:80]!r}")
     return topic, data
