@@ -34,16 +34,18 @@ class Call:
 
 def random_calls(rng: random.Random) -> list[Call]:
     """6 to 30 calls, some of them alike."""
-    return [
-        Call(
-            rng.choice(("all_reduce", "all_reduce", "broadcast", "gather", "reduce")),
-            rng.randrange(len(GROUPS)),
-            rng.choice((1, 100, 100, 5000, 40_000)),
-            rng.choice(DTYPES),
-            rng.randrange(2),
-        )
-        for _ in range(rng.randint(6, 30))
-    ]
+    return [_random_call(rng) for _ in range(rng.randint(6, 30))]
+
+
+def _random_call(rng: random.Random) -> Call:
+    kind = rng.choice(("all_reduce", "all_reduce", "broadcast", "gather", "reduce"))
+    return Call(
+        kind,
+        rng.randrange(len(GROUPS)),
+        rng.choice((1, 100, 100, 5000, 40_000)),
+        rng.choice(DTYPES),
+        rng.randrange(2) if kind != "gather" else 0,  # which has no detail
+    )
 
 
 def order_of(
