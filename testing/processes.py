@@ -22,7 +22,7 @@ import torch
 from testing.failures import Failure, RankDied, describe_error
 
 GRACE_SECONDS = 3.0
-_PRELOAD = ["torch", "torch.distributed", "placet.wire.c10d", "pytest", "hypothesis"]
+_PRELOAD = ["torch", "torch.distributed", "placet.wire.connect", "pytest", "hypothesis"]
 _PR_SET_PDEATHSIG = 1
 
 

@@ -104,6 +104,15 @@ def train(
             show_default=False,
         ),
     ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The links between the workers, as `placet calibrate` writes them; "
+            "they decide which algorithm each move takes. (default: guessed)",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Train a recipe on local workers and report on it.
 
@@ -118,7 +127,9 @@ def train(
     launched = worker() is not None
     if not launched and ranks is not None and ranks > 1:
         start_forkserver(ranks)  # its import of torch runs beside our own
-    code = _done_by("train", "train")(recipe, ranks, settings or (), resume, run_dir)
+    code = _done_by("train", "train")(
+        recipe, ranks, settings or (), resume, run_dir, cluster
+    )
     raise typer.Exit(code)
 
 

@@ -25,6 +25,7 @@ from placet.job.process import die_with_parent
 from placet.job.recipes import Recipe, absolute_target, find_recipe, read_settings
 from placet.job.report import render
 from placet.job.worker import without_own_frames
+from placet.placement.cluster import Cluster
 from placet.settings import RUN_DIR, Worker, run_dir, set_run_dir, worker
 
 RUNS = Path("runs")
@@ -39,11 +40,13 @@ class Request:
         target: a recipe's name or file, as `find_recipe` reads it.
         assignments: the `--set` texts.
         checkpoint: what to go on from, or None.
+        cluster: the links between the workers, where they were measured.
     """
 
     target: str
     assignments: tuple[str, ...]
     checkpoint: str | None
+    cluster: Cluster | None = None
 
 
 def train(
@@ -52,6 +55,7 @@ def train(
     assignments: Sequence[str],
     resume: str | None,
     folder: Path | None,
+    cluster_file: Path | None = None,
 ) -> int:
     """Train, print and report; the exit code for the shell.
 
@@ -61,6 +65,7 @@ def train(
         assignments: the `--set` texts.
         resume: a run's folder, or "latest".
         folder: the new run's folder; None: one in ./runs, named after recipe and time.
+        cluster_file: the links between the workers; guessed if left out.
     """
     try:
         place = worker()
@@ -68,7 +73,9 @@ def train(
         recipe = find_recipe(target)
         read_settings(recipe, assignments)
         checkpoint = None if resume is None else str(_checkpoint_of(resume, recipe))
-        request = Request(absolute_target(target), tuple(assignments), checkpoint)
+        cluster = None if cluster_file is None else _cluster(cluster_file)
+        target = absolute_target(target)
+        request = Request(target, tuple(assignments), checkpoint, cluster)
         folder = _make_folder(folder, recipe, place)
     except ValueError as error:
         print(f"placet: {error}", file=sys.stderr, flush=True)
@@ -96,6 +103,7 @@ def train(
 def run_recipe(request: Request) -> None:
     """Make the recipe's job on this rank and train it to its end."""
     recipe = find_recipe(request.target)
+    session.use_cluster(request.cluster)
     job = make_job(recipe, request)
     with Terminal(is_shown=job.rank == 0) as terminal:
         job.callbacks.insert(0, terminal)
@@ -138,6 +146,13 @@ def _train_here(request: Request, recipe: Recipe, folder: Path | None) -> int:
     if reports:
         _print_report(folder)
     return 0
+
+
+def _cluster(file: Path) -> Cluster:
+    try:
+        return Cluster.load(file)
+    except OSError as error:
+        raise ValueError(f"--cluster {file}: {error.strerror}") from error
 
 
 def _print_report(folder: Path) -> None:

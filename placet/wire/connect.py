@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from placet.errors import WireError, WireTimeout
+from placet.placement.cluster import Cluster
 from placet.settings import Worker, worker
 from placet.torch_private.c10d import default_store
 from placet.wire.c10d import C10dWire
@@ -28,6 +29,7 @@ from placet.wire.torch_store import TorchStore
 def connect(
     *,
     timeout_seconds: float = 300.0,
+    cluster: Cluster | None = None,
     debug: bool = False,
     report_folder: Path | None = None,
 ) -> Wire:
@@ -35,11 +37,14 @@ def connect(
 
     Args:
         timeout_seconds: deadline of every move and of the start.
+        cluster: the links between ranks, as `placet calibrate` measures them; moves
+            choose their algorithms by it. Guessed if left out.
         debug: find misuse at some cost: buffers changed in flight (not on NCCL).
         report_folder: where flight records go when something fails.
 
     Raises:
-        ValueError: torchrun's environment variables are missing.
+        ValueError: torchrun's environment variables are missing, or the cluster is for
+            another number of ranks.
         WireError: the port is in use.
         WireTimeout: not all ranks came.
     """
@@ -57,6 +62,7 @@ def connect(
         here.rank,
         here.num_ranks,
         timeout_seconds=timeout_seconds,
+        cluster=cluster,
         debug=debug,
         report_folder=report_folder,
         towards=here.master_address,

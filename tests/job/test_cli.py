@@ -15,6 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from placet.job.cli import BAD_INPUT, app
+from placet.job.train import train
+from placet.placement.cluster import Cluster
 
 LIMIT_SECONDS = 150.0
 
@@ -192,7 +194,9 @@ def test_cli_report_of_no_run(folder: Path):
 
 @pytest.mark.procs
 def test_cli_train_two_ranks_report_and_resume(folder: Path):
-    code, out, err = finish(folder, "train", "toys_of_cli.py:toy", "-n", "2")
+    Cluster.here(2).save(folder / "links.toml")
+    arguments = ("-n", "2", "--cluster", "links.toml")
+    code, out, err = finish(folder, "train", "toys_of_cli.py:toy", *arguments)
     assert code == 0, err
     run = only_run(folder)
     assert f"report: runs/{run.name}/report.html" in out
@@ -211,6 +215,17 @@ def test_cli_train_two_ranks_report_and_resume(folder: Path):
     )
     assert code == BAD_INPUT
     assert "second holds a run already" in err
+
+
+def test_cli_cluster_must_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("hosts = 3")
+    for file, why in ((wrong, "links"), (tmp_path / "no.toml", "No such file")):
+        assert train("digits", 2, (), None, tmp_path / "run", file) == BAD_INPUT
+        told = capsys.readouterr().err
+        assert str(file) in told
+        assert why in told
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.procs

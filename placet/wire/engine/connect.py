@@ -64,10 +64,16 @@ def connect_engine(
         heartbeat_seconds: a host that is silent for so long is lost.
 
     Raises:
+        ValueError: the cluster is for another number of ranks.
         WireTimeout: not all ranks came; names them.
         RanksDiffer: they came with different versions or settings.
         CannotBuild: the native core was asked for and cannot be compiled.
     """
+    if cluster is not None and cluster.num_ranks != num_ranks:
+        raise ValueError(
+            f"a cluster of {cluster.num_ranks} ranks for a job of {num_ranks}: measure "
+            f"again with placet calibrate --links -n {num_ranks}"
+        )
     name = core or _best_core()
     meeting = meet(
         store,
