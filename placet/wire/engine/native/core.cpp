@@ -85,16 +85,24 @@ void Core::start() {
 
 Core::~Core() {
     close();
-    for (auto& peer : peers_) {
-        for (Stream& s : peer->streams)
-            if (s.fd >= 0) ::close(s.fd);
-        for (Ring* ring : {&peer->out, &peer->in})
-            if (*ring) munmap(ring->shared, RING_HEAD_BYTES + ring->capacity);
-    }
-    for (auto& [_, task] : tasks_) delete task;
     empty_trash();
     ::close(wake_);
     ::close(epoll_);
+}
+
+// Let go of sockets and shared memory. Callers that come late find all peers gone.
+void Core::unlink_all() {
+    for (auto& peer : peers_) {
+        peer->alive = false;
+        for (Stream& s : peer->streams) {
+            if (s.fd >= 0) ::close(s.fd);
+            s.fd = -1;
+        }
+        for (Ring* ring : {&peer->out, &peer->in}) {
+            if (*ring) munmap(ring->shared, RING_HEAD_BYTES + ring->capacity);
+            *ring = Ring{};
+        }
+    }
 }
 
 int Core::index_of(int number) const {
@@ -141,19 +149,23 @@ int Core::wait(Task* task, double seconds) {
     if (task->state == PENDING && !has_leader_ && !is_closing_) {
         has_leader_ = true;
         disarm();
-        bool interrupted = false;
+        bool interrupted = false, has_slept = false;
         while (task->state == PENDING && !interrupted && since(begin) < seconds) {
+            has_slept = false;
             if (pass()) {
                 idle_since = Clock::now();
                 let_others_in(lock);
             } else if (since(idle_since) >= spin_seconds_) {
                 double left = std::max(0.0, seconds - since(begin)) * 1e3;
                 interrupted = sleep(lock, std::min(NAP_MILLISECONDS, int(left) + 1), true);
+                has_slept = true;
             } else if (has_sockets_) {
                 epoll_event events[64];
                 note(events, epoll_wait(epoll_, events, 64, 0));
             }
         }
+        // What woke us is told once: the core's own thread, asleep, would not hear of it.
+        if (has_slept && !is_closing_) pass();
         has_leader_ = false;
         hand_back();
     }
@@ -189,7 +201,7 @@ bool Core::sleep(Lock& lock, int milliseconds, bool as_leader) {
 // The leader goes: the core's own thread must listen again.
 void Core::hand_back() {
     if (!is_asleep_) stand_by_.notify_one();
-    else if (arm() || !busy_.empty()) kick();
+    else if (arm() || is_turn_over_ || !busy_.empty()) kick();
     if (num_waiting_ > 1) done_.notify_all();
 }
 
@@ -202,7 +214,7 @@ void Core::kick() {
 bool Core::anything_blocked() const {
     for (auto& peer : peers_)
         if (peer->is_blocked) return true;
-    return !busy_.empty();
+    return is_turn_over_ || !busy_.empty();
 }
 
 // We are awake: peers need not ring.
@@ -251,6 +263,7 @@ void Core::note(const epoll_event* events, int num_events) {
 
 bool Core::pass() {
     bool progressed = false;
+    is_turn_over_ = false;
     if (++num_passes_ % PASSES_A_LOOK == 0) {  // busy or not, see who died
         epoll_event events[64];
         note(events, epoll_wait(epoll_, events, 64, 0));
@@ -309,12 +322,12 @@ Task* Core::submit(std::unique_ptr<Task> owned) {
     for (Lane& lane : t->sends) num_bytes += lane.total;
     for (Lane& lane : t->receives) num_bytes += lane.total;
     Lock lock = enter_door();
-    empty_trash();
     t->order = next_order_++;
     if (is_closing_) {
         t->state = FAILED;
         return t;
     }
+    empty_trash();
     enter(*t);
     if (num_bytes > INLINE_BYTES) {
         kick();
@@ -346,6 +359,7 @@ void Core::enter(Task& t) {
         num_early++;
         for (EarlyPart& part : parts) {
             peers_[part.peer]->early_bytes -= part.body.size();
+            peers_[part.peer]->num_early--;
             if (t.state == PENDING)
                 take(t, part.peer, part.header, part.body.data(), part.body.size(),
                      nullptr, 0);
@@ -416,6 +430,7 @@ void Core::fail_task(Task& t) {
 void Core::fail(Task* task) {
     Lock lock = enter_door();
     fail_task(*task);
+    kick();  // it may have left a READY to send
 }
 
 // The task's memory goes at the end of a pass: one under way may still hold it.
@@ -476,6 +491,7 @@ void Core::advance(uint32_t epoch, const std::vector<int>& lost_numbers) {
         Peer& peer = *peers_[p];
         peer.trust_left = EARLY_BYTES;
         peer.early_bytes = 0;
+        peer.num_early = 0;
         peer.unheard.clear();
         bool is_lost = std::count(lost_numbers.begin(), lost_numbers.end(), peer.number);
         if (is_lost && peer.alive) lost(int(p), "left out of the new group");
@@ -527,6 +543,9 @@ void Core::close() {
     kick();
     lock.unlock();
     if (thread_.joinable()) thread_.join();
+    lock.lock();
+    unlink_all();
+    lock.unlock();
     {
         std::lock_guard<std::mutex> over(event_mutex_);
         is_over_ = true;

@@ -96,6 +96,7 @@ class Core {
     bool run_locals(Task& t, uint64_t budget);
     void post(int kind, int peer, uint64_t handle, std::string data);
     void empty_trash();
+    void unlink_all();
 
     // deliver.cpp: what comes in
     bool receive(int p);
@@ -138,6 +139,7 @@ class Core {
     bool has_leader_ = false;
     bool is_closing_ = false, is_closed_ = false;
     bool has_sockets_ = false;  // some peer's data go by socket
+    bool is_turn_over_ = false;  // a peer's turn ended before its frames did
     bool is_asleep_ = false;  // the core's own thread
     int num_asleep_ = 0;      // all threads
     int num_waiting_ = 0;

@@ -6,8 +6,10 @@ so short that giving up the interpreter lock would cost more than they do.
 
 import ctypes
 import time
+import weakref
 from collections.abc import Sequence
 from functools import cache
+from threading import Lock
 
 import torch
 
@@ -23,7 +25,7 @@ from placet.wire.engine.core import (
 )
 from placet.wire.engine.frames import MESSAGE_BYTES
 from placet.wire.engine.native.build import library
-from placet.wire.engine.schedule import Schedule
+from placet.wire.engine.schedule import Kind, Schedule
 
 DTYPES = (
     torch.float64,
@@ -76,7 +78,7 @@ class NativeCore(Core):
         self._encoded: dict[int, tuple[Schedule, Encoded]] = {}
         self._message = ctypes.create_string_buffer(MESSAGE_BYTES)
         self._counted = Counters(0, 0, 0)
-        self._num_inside = 0  # threads in a call that may wait
+        self._closing = Lock()
         for link in links:
             self._link(link)
         self._fast.placet_start(self._core)
@@ -120,20 +122,19 @@ class NativeCore(Core):
         return handle
 
     def wait(self, handle: int, seconds: float) -> State:
-        # In pieces, so that signals (Ctrl-C) are seen.
+        # In pieces, so that signals (Ctrl-C) are seen. A signal ends a piece early.
+        deadline = time.monotonic() + seconds
         while True:
             core = self._core
             if core is None:
                 return State.FAILED
             piece = min(seconds, _PIECE_SECONDS)
-            self._num_inside += 1
-            try:
-                state = self._slow.placet_wait(core, handle, piece)
-            finally:
-                self._num_inside -= 1
-            seconds -= piece
-            if state or seconds <= 0:
+            state = self._slow.placet_wait(core, handle, piece)
+            if state:
                 return State(state)
+            seconds = deadline - time.monotonic()
+            if seconds <= 0:
+                return State.PENDING
 
     def state(self, handle: int) -> State:
         return State(self._fast.placet_state(handle))
@@ -161,19 +162,14 @@ class NativeCore(Core):
     def next_event(self, seconds: float) -> Event | None:
         peer, handle = ctypes.c_int(), ctypes.c_uint64()
         num_bytes = ctypes.c_uint64()
-        core = self._open()
-        self._num_inside += 1
-        try:
-            kind = self._slow.placet_next_event(
-                core,
-                seconds,
-                ctypes.byref(peer),
-                ctypes.byref(handle),
-                self._message,
-                ctypes.byref(num_bytes),
-            )
-        finally:
-            self._num_inside -= 1
+        kind = self._slow.placet_next_event(
+            self._open(),
+            seconds,
+            ctypes.byref(peer),
+            ctypes.byref(handle),
+            self._message,
+            ctypes.byref(num_bytes),
+        )
         if not kind:
             return None
         data = self._message.raw[: num_bytes.value]
@@ -191,19 +187,20 @@ class NativeCore(Core):
         return self._counted
 
     def close(self) -> None:
-        core = self._core
-        if core is None:
-            return
+        with self._closing:
+            if self._core is not None:
+                self._close(self._core)
+
+    def _close(self, core: int) -> None:
         self.counters()
         self._slow.placet_close(core)
         self._core = None
-        self._tasks.clear()
-        # Threads in `wait` or `next_event` return at once now.
-        deadline = time.monotonic() + 1.0
-        while self._num_inside and time.monotonic() < deadline:
-            time.sleep(1e-4)
-        if not self._num_inside:
-            self._slow.placet_delete(core)
+        while self._tasks:
+            handle, _ = self._tasks.popitem()
+            self._fast.placet_release(core, handle)
+        # Threads may be in a call still; each holds this object, and what is left (no
+        # sockets, no rings) goes with it. Not at exit, where the system takes it.
+        weakref.finalize(self, self._slow.placet_delete, core).atexit = False
 
     def _open(self) -> int:
         if self._core is None:
@@ -215,9 +212,24 @@ class NativeCore(Core):
         if found is None:
             if len(self._encoded) >= _MOST_ENCODED:
                 self._encoded.clear()
+            self._check_reduction(schedule)
             found = (schedule, _encoded(schedule))
             self._encoded[id(schedule)] = found
         return found[1]
+
+    def _check_reduction(self, schedule: Schedule) -> None:
+        # The reduction itself has no way to refuse: it would leave what was there.
+        reduces = {Kind.REDUCE, Kind.RECEIVE_REDUCE}
+        if not any(i.kind in reduces for i in schedule.instructions):
+            return
+        dtype = _DTYPE_CODES.get(schedule.dtype_name, len(DTYPES))
+        if not self._fast.placet_can_reduce(
+            dtype, _REDUCTION_CODES[schedule.reduction]
+        ):
+            raise ValueError(
+                f"cannot reduce {schedule.dtype_name} by {schedule.reduction}; carry "
+                "it in another dtype"
+            )
 
 
 def _encoded(schedule: Schedule) -> Encoded:
@@ -297,4 +309,5 @@ def _libraries() -> tuple[ctypes.PyDLL, ctypes.CDLL]:
         lib.placet_counters.argtypes = [address, address]
         lib.placet_close.argtypes = [address]
         lib.placet_delete.argtypes = [address]
+        lib.placet_can_reduce.argtypes = [number, number]
     return fast, slow

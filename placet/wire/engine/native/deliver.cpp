@@ -15,7 +15,7 @@ namespace {
 constexpr size_t IN_BYTES = 1 << 16;      // a socket's read buffer
 constexpr int FRAMES_A_PASS = 64;         // of one peer, then the others have a turn
 constexpr char BROKEN_LANE[] = "sent bytes that do not go on where their lane stands";
-constexpr size_t MANY_MARKS = EARLY_BYTES / 4;  // collectives a peer may be ahead
+constexpr size_t MANY_MARKS = EARLY_BYTES / 2;  // early frames of a peer, empty or not
 
 }  // namespace
 
@@ -74,7 +74,11 @@ bool Core::receive_ring(int p) {
 bool Core::receive_streams(int p) {
     Peer& peer = *peers_[p];
     bool progressed = false;
-    for (int k = 0; k < FRAMES_A_PASS && peer.alive; k++) {
+    for (int k = 0; peer.alive; k++) {
+        if (k == FRAMES_A_PASS) {
+            is_turn_over_ = true;
+            break;
+        }
         Stream& s = peer.streams[peer.next_in];
         bool turn_over = false;
         progressed |= receive_stream(p, s, turn_over);
@@ -223,7 +227,7 @@ void Core::deliver_early(int p, const Header& h, const char* a, uint64_t na,
         if (failed_.count(h.collective)) return;
     }
     auto& parts = is_later ? later_ : early_[h.collective];
-    bool too_many = parts.size() >= MANY_MARKS || early_.size() >= MANY_MARKS;
+    bool too_many = peer.num_early >= MANY_MARKS;
     bool too_far = h.kind == DATA && h.start + h.num_bytes > EAGER_BYTES;
     if (too_many || too_far || peer.early_bytes + h.num_bytes > EARLY_BYTES)
         return lost(p, "sent more of a lane than it may before READY");
@@ -238,6 +242,7 @@ void Core::deliver_early(int p, const Header& h, const char* a, uint64_t na,
         if (h.start != moved || !same) return lost(p, BROKEN_LANE);
     }
     peer.early_bytes += h.num_bytes;
+    peer.num_early++;
     std::string body(a ? a : "", na);
     if (nb) body.append(b, nb);
     parts.push_back({p, h, std::move(body)});
@@ -325,7 +330,7 @@ void Core::mismatch(Task& t, int p, const Header& h, uint64_t expected) {
 void Core::lost(int p, const std::string& why) {
     Peer& peer = *peers_[p];
     if (!peer.alive) return;  // by what it sent early, before its end
-    peer.alive = false;
+    peer.alive = peer.is_blocked = false;
     for (Stream& s : peer.streams) {
         epoll_ctl(epoll_, EPOLL_CTL_DEL, s.fd, nullptr);
         shutdown(s.fd, SHUT_RDWR);  // others may hold it, too

@@ -26,9 +26,13 @@ bool Core::send_to(int p) {
     Peer& peer = *peers_[p];
     bool progressed = flush(p);
     peer.is_blocked = false;
-    for (int k = 0; k < SLICES_A_PASS && peer.alive && peer.outbox.empty(); k++) {
+    for (int k = 0; peer.alive && peer.outbox.empty(); k++) {
         Task* t = choose(p);
         if (!t) break;
+        if (k == SLICES_A_PASS) {
+            is_turn_over_ = true;
+            break;
+        }
         if (!send_slice(p, *t)) {
             peer.is_blocked = true;
             break;

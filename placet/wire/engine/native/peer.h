@@ -59,6 +59,7 @@ struct Peer {
     uint32_t num_slices = 0;
     uint64_t trust_left = EARLY_BYTES;  // bytes we may still send on trust
     uint64_t early_bytes = 0;           // bytes set aside here for the peer
+    size_t num_early = 0;               // and frames, some of which hold none
     std::unordered_map<uint64_t, uint64_t> unheard;  // trust given, of tasks that ended
     bool is_blocked = false;  // something to send and no space
 
