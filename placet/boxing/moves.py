@@ -255,6 +255,17 @@ class BroadcastFrom:
 Move: TypeAlias = AllReduce | AllGather | ReduceScatter | AllToAll | BroadcastFrom
 
 
+def algorithm_of(move: Move) -> str:
+    """The name of a move's algorithm."""
+    match move:
+        case AllReduce() | AllGather() | ReduceScatter():
+            return move.algorithm
+        case AllToAll():
+            return "direct"
+        case BroadcastFrom():
+            return "tree"
+
+
 def describe(move: Move) -> str:
     """A move in one short line, for errors and reports."""
     kind = type(move).__name__

@@ -45,6 +45,9 @@ from placet.wire.torch_store import TorchStore
 SOCKETS = (1, 2, 4)
 """How many sockets each pair of ranks on two hosts may use."""
 
+MOST_SPREAD = 0.25
+"""Where times vary by more, a measurement says little."""
+
 WITHIN, HOSTS, GROUPS = "memory", "network", "uplink"
 """The names of the link classes: ranks of a host, hosts of a group, groups."""
 
@@ -256,6 +259,12 @@ def print_measurements(found: Calibration, console: Console) -> None:
         "spread: width of the middle half of the largest messages' times; misfit: how "
         "far a median is from latency + bytes / rate"
     )
+    if max(m.line.spread for m in found.measurements) > MOST_SPREAD:
+        console.print(
+            f"a spread above {MOST_SPREAD:.0%}: other work ran meanwhile; measure "
+            "again when the machines are quiet",
+            style="yellow",
+        )
     if len(found.cluster.hosts) > 1:
         console.print(
             "a host's ranks share its link to others; its whole rate is shown"

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from placet.boxing.moves import algorithm_of
+from placet.boxing.plan import BoxingPlan
 from placet.job.view import JobView
 from placet.program.node import Boxing
 from placet.program.program import Program, bytes_text, change
@@ -21,6 +23,7 @@ class Row:
         placement: where they live, or how that changes.
         num_bytes: bytes of the global tensors.
         sent_bytes, received_bytes: by one rank in a step; None where nothing moves.
+        moves: the algorithms of its moves, such as "ring".
     """
 
     what: str
@@ -29,6 +32,7 @@ class Row:
     num_bytes: int
     sent_bytes: int | None = None
     received_bytes: int | None = None
+    moves: str = ""
 
 
 def plan_title(job: JobView) -> str:
@@ -57,6 +61,7 @@ def placements_table(program: Program, rank: int) -> Table:
     table.add_column("placement", style="cyan", no_wrap=True)
     for name in ("size", "sent", "received"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("by", style="dim", no_wrap=True)
     rows = [*_stored(program), *moved_rows(program, rank)]
     for row in rows:
         table.add_row(
@@ -67,6 +72,7 @@ def placements_table(program: Program, rank: int) -> Table:
                 "" if count is None else bytes_text(count)
                 for count in (row.sent_bytes, row.received_bytes)
             ),
+            row.moves,
         )
     sent, received = program.sent_bytes(rank), program.received_bytes(rank)
     table.add_section()
@@ -106,9 +112,15 @@ def moved_rows(program: Program, rank: int) -> list[Row]:
                 _size(program, names),
                 sum(b.times * plan.sent_bytes(rank) for b, plan in plans),
                 sum(b.times * plan.received_bytes(rank) for b, plan in plans),
+                _algorithms([plan for _, plan in plans], rank),
             )
         )
     return rows
+
+
+def _algorithms(plans: Sequence[BoxingPlan], rank: int) -> str:
+    moves = (move for plan in plans for move in plan.moves(rank))
+    return ", ".join(dict.fromkeys(map(algorithm_of, moves)))
 
 
 def stem(name: str) -> str:
