@@ -18,6 +18,7 @@ from typing import Any, NoReturn, Protocol
 from placet.errors import RanksDiffer, WireTimeout
 from placet.settings import network_interface
 from placet.wire.engine.core import Link
+from placet.wire.engine.forking import keep_from_children
 from placet.wire.engine.gathering import Door, Gathered, Plan, gather, missing
 from placet.wire.engine.handshake import TOKEN_BYTES, VERSION, Caller
 from placet.wire.engine.hosts import host_name, own_address
@@ -298,5 +299,6 @@ def _links(
         lower, higher = proved[0].memory or (-1, -1)
         send, receive = (lower, higher) if rank < peer else (higher, lower)
         sockets = tuple(one.sock for one in proved)
+        keep_from_children(sockets)
         links.append(Link(peer, sockets, send, receive, memory_bytes.get(peer, 0)))
     return tuple(links)
