@@ -97,7 +97,14 @@ class C10dWire(Wire):
         priority: int = 0,
         out: Tensor | None = None,
     ) -> Future:
-        check_submission(move, payload, out, key=key, rank=self.rank)
+        check_submission(
+            move,
+            payload,
+            out,
+            key=key,
+            rank=self.rank,
+            num_ranks=self.num_ranks,
+        )
         if move.group in self._broken:
             first = self._broken[move.group]
             raise type(first)(f"key {key!r}: this group failed before: {first.args[0]}")

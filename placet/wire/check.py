@@ -62,15 +62,22 @@ def result_size(move: Move, rank: int) -> int:
 
 
 def check_submission(
-    move: Move, payload: Tensor, out: Tensor | None, *, key: str, rank: int
+    move: Move,
+    payload: Tensor,
+    out: Tensor | None,
+    *,
+    key: str,
+    rank: int,
+    num_ranks: int,
 ) -> None:
     """Refuse what no wire could carry.
 
     Raises:
-        ValueError: this rank is not in the group, or a buffer or a count does not fit.
+        ValueError: this rank is not in the group, the wire has no such rank, or a
+            buffer or a count does not fit.
         TypeError: the dtype cannot be reduced on a wire.
     """
-    problem = _problem(move, payload, out, rank)
+    problem = _problem(move, payload, out, rank, num_ranks)
     if problem is not None:
         raise ValueError(f"key {key!r} ({describe(move)}): {problem}")
     if isinstance(move, AllReduce | ReduceScatter) and move.dtype not in REDUCIBLE:
@@ -80,9 +87,17 @@ def check_submission(
         )
 
 
-def _problem(move: Move, payload: Tensor, out: Tensor | None, rank: int) -> str | None:
+def _problem(
+    move: Move, payload: Tensor, out: Tensor | None, rank: int, num_ranks: int
+) -> str | None:
     if rank not in move.group:
         return f"rank {rank} is not in the group; do not submit it"
+    strangers = [other for other in move.group if not 0 <= other < num_ranks]
+    if strangers:
+        return (
+            f"the group names rank {strangers[0]}, the wire has ranks 0 to "
+            f"{num_ranks - 1}; name these"
+        )
     problem = _count_problem(move)
     if problem is not None:
         return problem

@@ -140,7 +140,14 @@ class OrderedWire(Wire):
             TypeError: the dtype cannot be reduced on a wire.
             WireError: rank 0 is gone, or the wire is closed.
         """
-        check_submission(move, payload, out, key=key, rank=self.rank)
+        check_submission(
+            move,
+            payload,
+            out,
+            key=key,
+            rank=self.rank,
+            num_ranks=self.num_ranks,
+        )
         self._check_usable(key)
         if len(move.group) == 1:
             return self._inner.submit(move, payload, key=key, out=out)

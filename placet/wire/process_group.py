@@ -97,7 +97,7 @@ class Options:
 
     Args:
         debug: refuse a call that nothing tells apart from one still in flight, and
-            find tensors that are changed while they are (reads each twice).
+            find tensors that are changed or freed while they are (copies each).
     """
 
     debug: bool = False

@@ -12,6 +12,7 @@ from torch.futures import Future as TorchFuture
 
 from placet.errors import PlacetError, WireTimeout
 from placet.torch_private.c10d import Work, fail_future
+from placet.wire.daemons import GATE
 from placet.wire.process_group_keys import advice, in_callback_of
 
 
@@ -62,8 +63,9 @@ class Helpers:
                 if not found:
                     return
                 task = self._tasks.popleft()
-            task()
-            del task  # it holds tensors
+            with GATE:
+                task()
+                del task  # it holds tensors
 
 
 _HELPERS = Helpers()

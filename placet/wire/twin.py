@@ -215,7 +215,14 @@ class _TwinWire(Wire):
         priority: int = 0,
         out: Tensor | None = None,
     ) -> Future:
-        check_submission(move, payload, out, key=key, rank=self.rank)
+        check_submission(
+            move,
+            payload,
+            out,
+            key=key,
+            rank=self.rank,
+            num_ranks=self.num_ranks,
+        )
         joined = self._twin.join(self.rank, key, move.group, move, payload, out)
         return _TwinFuture(self, self._twin, joined)
 

@@ -4,17 +4,20 @@ It also ends what nobody waits for: futures that were dropped, deadlines that pa
 never blocks for another rank, so it answers while the program computes.
 """
 
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 from typing import TypeAlias
 
 from placet.errors import PeerLost, WireError
+from placet.wire.daemons import GATE
 from placet.wire.engine.core import Event, EventKind, State
 from placet.wire.engine.deadlines import CAUSE_SECONDS, Asker, Waiting, no_cause
-from placet.wire.engine.futures import EngineFuture
+from placet.wire.engine.futures import Callback, EngineFuture
 from placet.wire.engine.inflight import LEFT, InFlight
 from placet.wire.engine.keys import scope_of
 from placet.wire.engine.membership import AGAIN, Membership
@@ -123,9 +126,10 @@ class Attendant:
         while not self._stopped:
             try:
                 event = self._inflight.core.next_event(seconds)
-                if event is not None and not self._stopped:
-                    self._handle(event)
-                seconds = min(SWEEP_SECONDS, self._look_after())
+                with GATE:
+                    if event is not None and not self._stopped:
+                        self._handle(event)
+                    seconds = min(SWEEP_SECONDS, self._look_after())
             except Exception as error:
                 # A thread that dies in silence would let everyone wait.
                 if not self._stopped:
@@ -293,11 +297,15 @@ class Attendant:
                 late.append(future)
         if late:
             # Asking others takes a while, and this thread must hear the answers.
-            Thread(target=self._waiting.expire, args=(late,), daemon=True).start()
+            Thread(target=self._expire, args=(late,), daemon=True).start()
         known = inflight.futures
         self._failed_since = {
             h: since for h, since in self._failed_since.items() if h in known
         }
+
+    def _expire(self, late: list[EngineFuture]) -> None:
+        with GATE:
+            self._waiting.expire(late)
 
     def _future(self, handle: int) -> EngineFuture | None:
         with self._inflight.lock:
@@ -320,7 +328,7 @@ class Attendant:
                 future.notify = False
                 inflight.let_go(future)
             for callback in callbacks:
-                callback(future)
+                _call(callback, future)
 
     def _give_up(self, error: Exception) -> None:
         inflight = self._inflight
@@ -330,6 +338,16 @@ class Attendant:
         for future in inflight.alive():
             inflight.fail(future, WireError(f"{future.what}: {why}"))
         write_record(inflight)
+
+
+def _call(callback: Callback, future: EngineFuture) -> None:
+    """Call back; an error is told as one of a thread, and ends nothing else."""
+    try:
+        callback(future)
+    except Exception:
+        kind, error, frames = sys.exc_info()
+        told = (kind, error, frames, current_thread())
+        threading.excepthook(threading.ExceptHookArgs(told))
 
 
 def _absent(rank: int, cause: str) -> str:

@@ -2,15 +2,16 @@
 
 Another thread, or an optimizer that was not told to wait, may write to a payload that
 is still being sent: then ranks compute with different bytes. A checksum before and
-after shows it. For the result, which the engine itself writes, there is torch's count
-of writes; that is kept for a whole storage, so only a result that owns its storage is
-checked.
+after shows it. For the result there is torch's count of writes; that is kept for a
+whole storage, so only a result that owns its storage is checked. The engine itself
+works on copies, so that a storage that is freed is an error and not a crash.
 """
 
 import ctypes
 import zlib
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -20,16 +21,19 @@ class BufferWatch:
 
     Args:
         payload, out: the buffers.
-        payload_sum: checksum of the payload; None where the engine writes over it.
+        payload_sum: checksum of the payload.
         out_version: torch's count of writes to `out`; None where others may write.
         storages: (start, bytes) of both storages.
+        given, taken: copies of both, for the engine.
     """
 
     payload: Tensor
     out: Tensor
-    payload_sum: int | None
+    payload_sum: int
     out_version: int | None
     storages: tuple[tuple[int, int], tuple[int, int]]
+    given: Tensor
+    taken: Tensor
 
     def problem(self) -> str:
         """What happened to the buffers since; empty if nothing did."""
@@ -44,11 +48,16 @@ class BufferWatch:
                     f"the storage of the {name} was resized or freed in flight (from "
                     f"{before[1]} to {now[1]} bytes); wait for the move first"
                 )
-        if self.payload_sum is not None and self.payload_sum != _sum(self.payload):
+        if self.payload_sum != _sum(self.payload):
             return "the payload was changed in flight; wait first, or submit a copy"
         if self.out_version is not None and self.out_version != self.out._version:
             return "the out was written to in flight; wait for the move first"
         return ""
+
+    def bring(self) -> None:
+        """Write the result where it belongs, once there was no problem."""
+        with torch.no_grad():
+            self.out.copy_(self.taken)
 
 
 def watch(payload: Tensor, out: Tensor) -> BufferWatch:
@@ -59,9 +68,11 @@ def watch(payload: Tensor, out: Tensor) -> BufferWatch:
     return BufferWatch(
         payload,
         out,
-        None if shared else _sum(payload),
+        _sum(payload),
         out._version if whole and not shared else None,
         storages,
+        payload.clone(),
+        torch.empty_like(out),
     )
 
 

@@ -158,7 +158,11 @@ class Waiting(Keeper):
         with inflight.lock:
             if future.ended:
                 return True
-            return inflight.core.state(future.handle) is State.DONE
+            is_done = inflight.core.state(future.handle) is State.DONE
+            is_watched = future.watch is not None
+        if is_done and is_watched:
+            inflight.succeed(future)  # or the result would not be in its place
+        return is_done
 
     def call_when_done(self, future: EngineFuture, callback: Callback) -> None:
         with self._inflight.lock:

@@ -109,7 +109,8 @@ class EngineFuture(Future):
 
         In the wire's own thread, soon after the end if it was submitted with `notify`,
         else up to 0.05 s later; at once, in the caller's thread, if it has ended. The
-        callback must be short, and must not wait for another future.
+        callback must be short, and must not wait for another future. An error of it
+        goes to `threading.excepthook`, which prints it; the wire goes on.
         """
         self.keeper.call_when_done(self, callback)
 

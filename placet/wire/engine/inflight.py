@@ -144,8 +144,8 @@ class InFlight:
                     collective,
                     prepared.fingerprint,
                     prepared.schedule,
-                    payload,
-                    out,
+                    payload if watched is None else watched.given,
+                    out if watched is None else watched.taken,
                     priority,
                     notify,
                 )
@@ -185,6 +185,8 @@ class InFlight:
                 return
             if problem:
                 future.error = WireError(f"{future.what}: {problem}")
+            elif future.watch is not None:
+                future.watch.bring()
             self.finished.append((future.collective, future.key, future.prepared))
             self.finished_at = time.monotonic()
             self._end(future)

@@ -20,6 +20,7 @@ from placet.boxing.moves import AllGather, Move
 from placet.errors import WireError
 from placet.placement.cluster import Cluster
 from placet.wire.check import check_submission
+from placet.wire.daemons import GATE
 from placet.wire.engine.attendant import Attendant
 from placet.wire.engine.core import Core, Counters
 from placet.wire.engine.deadlines import Asker, Waiting
@@ -106,7 +107,14 @@ class EngineWire(Wire):
         """
         prepared = self._known.get(move)
         if prepared is None or not fits(prepared, payload, out):
-            check_submission(move, payload, out, key=key, rank=self.rank)
+            check_submission(
+                move,
+                payload,
+                out,
+                key=key,
+                rank=self.rank,
+                num_ranks=self.num_ranks,
+            )
             prepared = self._prepare(move)
         return self._start(prepared, payload, key, priority, out, notify)
 
@@ -202,7 +210,7 @@ class EngineWire(Wire):
             WireError: what was in flight failed, and no error was raised before.
         """
         inflight = self._inflight
-        if inflight.refusal in (CLOSED, FORKED):
+        if inflight.refusal in (CLOSED, FORKED) or GATE.is_closed:
             return
         failed: list[WireError] = []
         seen = inflight.raised
@@ -302,7 +310,7 @@ def start_wire(
         rank, num_ranks: this rank, and how many there are.
         hosts: the name of each rank's host.
         timeout_seconds: from a move's submission until it counts as failed.
-        debug: find payloads that are changed or freed in flight (reads each twice).
+        debug: find payloads that are changed or freed in flight (copies each).
         report_folder: where a flight record is written when something fails.
         cluster: what links join the ranks; see `Wire`.
         watch: called ten times a second, such as to end links whose host is silent.

@@ -11,7 +11,6 @@ import torch
 
 from placet.boxing.moves import AllReduce, AllToAll, BroadcastFrom
 from placet.errors import WireError
-from placet.wire.engine.buffer_watch import watch
 from placet.wire.engine.frames import MESSAGE_BYTES
 from placet.wire.engine.wire import start_wire
 from placet.wire.interface import Traffic
@@ -264,6 +263,33 @@ def test_messages_that_cannot_be_are_refused(pair):
         pair[0].listen("failed", lambda rank, data: None)
 
 
+@pytest.mark.parametrize("notify", [True, False])
+def test_a_callback_that_raises_is_told_and_the_wire_goes_on(pair, notify, monkeypatch):
+    told, was_told = [], threading.Event()
+
+    def excepthook(args):
+        told.append(str(args.exc_value))
+        was_told.set()
+
+    def callback(future):
+        raise KeyError("in the callback")
+
+    monkeypatch.setattr(threading, "excepthook", excepthook)
+    future = pair[0].submit(PAIR, ONES, key="k", notify=notify)
+    future.on_done(callback)
+    pair[1].submit(PAIR, ONES, key="k")
+    assert was_told.wait(5)
+    assert told == ["'in the callback'"]
+    futures = [wire.submit(PAIR, ONES, key="x") for wire in pair]
+    assert torch.equal(futures[0].wait(), 2 * ONES)
+
+
+def test_ranks_that_the_wire_does_not_have_are_refused(pair):
+    move = AllReduce((0, 7), 4, torch.float32)
+    with pytest.raises(ValueError, match="names rank 7, the wire has ranks 0 to 1"):
+        pair[0].submit(move, ONES, key="k")
+
+
 def test_a_listener_that_raises_ends_the_wire(pair):
     def listener(rank, data):
         raise KeyError("in the listener")
@@ -321,15 +347,32 @@ def test_debug_finds_an_out_written_to_in_flight(watched):
         future.wait()
 
 
+def test_debug_finds_a_change_in_place(watched):
+    x = torch.ones(4)
+    future = watched[0].submit(PAIR, x, key="k", out=x)
+    x += 1
+    watched[1].submit(PAIR, ONES, key="k").wait()
+    with pytest.raises(WireError, match=r"key 'k' .*payload was changed in flight"):
+        future.wait()
+
+
+def test_debug_result_is_there_as_soon_as_it_is_done(watched):
+    out = torch.zeros(4)
+    future = watched[0].submit(PAIR, ONES, key="k", out=out)
+    watched[1].submit(PAIR, ONES, key="k").wait()
+    until(future.done)
+    assert torch.equal(out, 2 * ONES)
+
+
 @pytest.mark.parametrize("name", ["payload", "out"])
-def test_debug_finds_a_storage_freed_in_flight(name):
-    # Without a core: a plain one takes numpy's view, and then torch refuses to resize.
+def test_debug_finds_a_storage_freed_in_flight(name, watched):
     buffers = {"payload": torch.ones(4), "out": torch.zeros(4)}
-    watched = watch(**buffers)
-    assert watched.problem() == ""
+    future = watched[0].submit(PAIR, buffers["payload"], key="k", out=buffers["out"])
     buffers[name].untyped_storage().resize_(0)
-    said = f"storage of the {name} was resized or freed in flight (from 16 to 0 bytes)"
-    assert said in watched.problem()
+    watched[1].submit(PAIR, ONES, key="k").wait()
+    said = rf"the {name} was resized or freed in flight .from 16 to 0 bytes"
+    with pytest.raises(WireError, match=said):
+        future.wait()
 
 
 def test_ranks_are_joined_in_pairs():

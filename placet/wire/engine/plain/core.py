@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 
 from placet.errors import WireError
+from placet.wire.daemons import GATE
 from placet.wire.engine.core import Core, Counters, Event, Link, State, Task
 from placet.wire.engine.frames import MESSAGE_BYTES
 from placet.wire.engine.plain.channel import Channel, Pipe
@@ -169,7 +170,7 @@ class PlainCore(Core):
             now = time.monotonic()
             seconds = 0.0 if now - moved_at < self._spin_seconds else self._patience()
             found = self._poller.poll(seconds)
-            with self._news:
+            with GATE, self._news:
                 try:
                     moved = self._pass(found)
                     if self._closed and self._finish_close():
