@@ -71,6 +71,17 @@ class Place:
         """How many members there are."""
         return len(self.members)
 
+    def member(self, index: int) -> int:
+        """A member's rank on the wire.
+
+        Raises:
+            ValueError: there is none of that index.
+        """
+        last = self.size - 1
+        if not 0 <= index <= last:
+            raise ValueError(f"rank {index} of the group; name one of 0 to {last}")
+        return self.members[index]
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -137,6 +148,7 @@ def reduce_scatter(
 
 def reduce(place: Place, tensor: Tensor, root: int, op: ReduceOp) -> Transfer:
     """The root's tensor becomes the reduction of all; others keep theirs."""
+    place.member(root)
     counts = [0] * place.size
     counts[root] = tensor.numel()
     output = tensor if place.me == root else tensor.new_empty(0)
@@ -173,9 +185,13 @@ def _reduce_scatter(
 
 
 def broadcast(place: Place, tensor: Tensor, root: int) -> Transfer:
-    """All get the root's tensor, in place."""
+    """All get the root's tensor, in place.
+
+    Raises:
+        ValueError: there is no such root.
+    """
     mine = flat(tensor)
-    src = place.members[root]
+    src = place.member(root)
     move = BroadcastFrom(place.members, src, mine.numel(), mine.dtype)
     if shares_memory(mine, tensor):
         return Transfer(move, mine, mine)
@@ -216,8 +232,9 @@ def gather(place: Place, outputs: Sequence[Tensor], own: Tensor, root: int) -> T
     """The root gets all members' tensors, all of one size.
 
     Raises:
-        ValueError: the outputs do not fit.
+        ValueError: the outputs do not fit, or there is no such root.
     """
+    place.member(root)
     mine = flat(own)
     if place.me == root:
         _same_dtype(own, outputs)
@@ -233,8 +250,9 @@ def scatter(
     """Member i gets the root's inputs[i], all of one size.
 
     Raises:
-        ValueError: the inputs do not fit.
+        ValueError: the inputs do not fit, or there is no such root.
     """
+    place.member(root)
     count = output.numel()
     nothing = (0,) * place.size
     table = [(count,) * place.size if i == root else nothing for i in range(place.size)]
@@ -319,7 +337,7 @@ def barrier(place: Place) -> Transfer:
 def _exchange(place: Place, peer: int, given: Tensor, taken: Tensor) -> Transfer:
     """One pair's share: give elements to a member and take some from it."""
     me = place.me
-    mine, other = place.members[me], place.members[peer]
+    mine, other = place.member(me), place.member(peer)
     give, take = given.numel(), taken.numel()
     if mine < other:
         group, table = (mine, other), ((0, give), (take, 0))

@@ -2,8 +2,6 @@
 
 from datetime import timedelta
 
-from torch.distributed import DistStoreError
-
 from placet.torch_private.c10d import PrefixStore, Store, set_bytes
 
 
@@ -30,6 +28,8 @@ class TorchStore:
         """
         try:
             self._store.wait([key], timedelta(seconds=seconds))
-        except DistStoreError as error:
+        except RuntimeError as error:  # a FileStore raises no class of its own
+            if "timeout" not in str(error).lower():
+                raise
             raise TimeoutError(f"nothing under {key!r} in {seconds:g} s") from error
         return bytes(self._store.get(key))
