@@ -10,7 +10,7 @@ from placet.wire.torch_store import TorchStore
 def test_what_never_comes_is_a_timeout(kind, tmp_path):
     store = HashStore() if kind == "hash" else FileStore(str(tmp_path / "store"), 2)
     met = TorchStore(store, "meeting")
-    with pytest.raises(TimeoutError, match="nothing under 'token' in 0.01 s"):
+    with pytest.raises(TimeoutError, match=r"nothing under 'token' in 0\.01 s"):
         met.get("token", 0.01)
     met.set("token", b"\x00x")
     assert met.get("token", 1.0) == b"\x00x"

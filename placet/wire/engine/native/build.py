@@ -24,10 +24,11 @@ from placet.settings import cache_dir
 SOURCES = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-shared", "-pthread")
 TIMEOUT_SECONDS = 120.0
+_BUILDING = "building-"
 
 
 class CannotBuild(RuntimeError):
-    """There is no compiler, or it refused; says why."""
+    """There is no compiler, it refused, or no place for the result; says why."""
 
 
 def library(folder: Path | None = None) -> Path:
@@ -37,7 +38,7 @@ def library(folder: Path | None = None) -> Path:
         folder: where it is kept; the user's cache folder if left out.
 
     Raises:
-        CannotBuild: no C++ compiler, or it failed.
+        CannotBuild: no C++ compiler, it failed, or the folder cannot be written.
     """
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if platform.system() != "Linux":
@@ -48,17 +49,25 @@ def library(folder: Path | None = None) -> Path:
         return path
     if compiler is None:
         raise CannotBuild("no C++ compiler (c++, g++ or clang++) is on the PATH")
-    kept.mkdir(parents=True, exist_ok=True)
-    with (kept / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            _compile(compiler, path)
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+        with (kept / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                _compile(compiler, path)
+    except OSError as error:
+        raise CannotBuild(
+            f"{kept} cannot keep it ({error}); set XDG_CACHE_HOME to a folder that "
+            "this user can write"
+        ) from error
     return path
 
 
 def _compile(compiler: str, path: Path) -> None:
     sources = sorted(str(source) for source in SOURCES.glob("*.cpp"))
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    for left in path.parent.glob(f"{_BUILDING}*"):  # by one that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_BUILDING, dir=path.parent) as folder:
         made = Path(folder) / path.name
         command = [compiler, *FLAGS, *sources, "-o", str(made)]
         try:
