@@ -192,7 +192,6 @@ class Executor:
             flight.pending = self._start(state, 0, binding.source())
         else:
             flight.tensors = binding.source()
-        state.num_fired += 1
         state.flight = flight
 
     def _start(self, state: "_State", index: int, tensors: Sequence[Tensor]) -> Pending:
@@ -205,7 +204,8 @@ class Executor:
         )
 
     def _key(self, state: "_State", index: int) -> str:
-        return f"{state.node.name}.{index}#{state.num_fired}"
+        # The same at each step: wires count how often a key was used, and keep each.
+        return f"{state.node.name}.{index}"
 
     def _finish(self, state: "_State", flight: "_Flight") -> Sequence[Tensor]:
         """Wait for the first step, then run the others of a longer path."""
@@ -296,7 +296,6 @@ class _State:
     steps: tuple[Lowered, ...]
     binding: Binding | None = None
     missing: int = 0
-    num_fired: int = 0
     flight: _Flight | None = None
 
 
