@@ -143,7 +143,8 @@ class Attendant:
                 self._lose(event.peer, event.data.decode(errors="replace"))
             case EventKind.MISMATCH:
                 future = self._future(event.handle)
-                if future is not None:
+                # The task may be long gone, and another have its handle by now.
+                if future is not None and self._has_failed(future):
                     cause = event.data.decode(errors="replace")
                     self._mismatches.noticed(future, cause)
             case EventKind.FINISHED:
@@ -310,6 +311,12 @@ class Attendant:
     def _future(self, handle: int) -> EngineFuture | None:
         with self._inflight.lock:
             return self._inflight.futures.get(handle)
+
+    def _has_failed(self, future: EngineFuture) -> bool:
+        with self._inflight.lock:
+            if future.ended:
+                return future.error is not None
+            return self._inflight.core.state(future.handle) is State.FAILED
 
     def _note_end(self, future: EngineFuture) -> None:
         with self._inflight.lock:

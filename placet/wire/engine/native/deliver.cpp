@@ -322,8 +322,8 @@ void Core::mismatch(Task& t, int p, const Header& h, uint64_t expected) {
                        ", \"expected_bytes\": " + std::to_string(expected) + "}";
     hear(t, p);
     queue(p, READY, t.collective, t.fingerprint, {});  // so that it sees the same
+    fail_task(t);  // before the event: whoever reads it must find the task failed
     post(MISMATCH, p, reinterpret_cast<uint64_t>(&t), std::move(text));
-    fail_task(t);
 }
 
 // A link ended: tasks that still need it fail.
