@@ -56,7 +56,7 @@ def _next_frame(board: Board, channel: Channel) -> Outgoing | None:
     if channel.control:
         return Outgoing([memoryview(channel.control.popleft())])
     candidates = (
-        running for running in channel.lanes.values() if _room(board, channel, running)
+        running for running in channel.lanes.values() if _room(channel, running)
     )
     chosen = choose(candidates, num_slices=channel.num_slices, sticky=channel.sticky)
     if chosen is None:
@@ -69,7 +69,7 @@ def _next_frame(board: Board, channel: Channel) -> Outgoing | None:
     return _slice(board, channel, chosen)
 
 
-def _room(board: Board, channel: Channel, running: Running) -> int:
+def _room(channel: Channel, running: Running) -> int:
     """Bytes of the task that may go on the channel now."""
     most = 1 << 62
     if channel.peer not in running.heard:
@@ -78,7 +78,7 @@ def _room(board: Board, channel: Channel, running: Running) -> int:
 
 
 def _slice(board: Board, channel: Channel, running: Running) -> Outgoing:
-    num_bytes = _room(board, channel, running)
+    num_bytes = _room(channel, running)
     index, start, memory = running.take(channel.peer, num_bytes)
     lane = running.sends[channel.peer]
     if channel.peer not in running.heard:
