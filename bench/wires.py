@@ -55,7 +55,7 @@ def open_group(kind: WireKind) -> dist.ProcessGroup:
             rank: int,
             num_ranks: int,
             seconds: float,
-            debug: bool = False,
+            options: object,
         ) -> GroupWire:
             # Its futures can call back, which `Wire` does not promise.
             return cast(GroupWire, _engine(kind, store, rank, num_ranks))

@@ -9,18 +9,18 @@ pure; the cause is found by `wire.engine.diagnose`, from reports made of the rec
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from placet.errors import PAGE
 from placet.job.report_events import read_run
+from placet.wire.engine.causes import ranks_text
 from placet.wire.engine.diagnose import (
     Explanation,
     PendingMove,
     Report,
     explain,
-    ranks_text,
 )
 from placet.wire.engine.flight import Flight, Note, Noted, flights_in, load
 from placet.wire.engine.waits import Called
@@ -38,6 +38,7 @@ class Evidence:
         statuses: "done", "stopped" or "failed", of ranks that wrote their end.
         steps: the last step that each rank finished.
         last_words: the last line of each rank's log.
+        logs: ranks that have a log.
         problems: records that could not be read, and why.
     """
 
@@ -46,6 +47,7 @@ class Evidence:
     statuses: Mapping[int, str] = field(default_factory=dict)
     steps: Mapping[int, int] = field(default_factory=dict)
     last_words: Mapping[int, str] = field(default_factory=dict)
+    logs: frozenset[int] = frozenset()
     problems: tuple[str, ...] = ()
 
 
@@ -147,8 +149,17 @@ def read_evidence(folder: Path) -> Evidence:
         counts.append(run.num_ranks)
         statuses = {r.rank: str(r.end.get("status", "")) for r in run.ranks if r.end}
         steps = {r.rank: r.steps[-1].step for r in run.ranks if r.steps}
-    words = {r: _last_line(folder / f"rank{r}.log") for r in range(max(counts))}
-    return Evidence(max(counts), flights, statuses, steps, words, tuple(problems))
+    num_ranks = max(counts)
+    words = {r: _last_line(folder / log_name(r)) for r in range(num_ranks)}
+    logs = frozenset(r for r in range(num_ranks) if (folder / log_name(r)).exists())
+    return Evidence(
+        num_ranks, flights, statuses, steps, words, logs, problems=tuple(problems)
+    )
+
+
+def log_name(rank: int) -> str:
+    """The name of a rank's log in its run's folder, where its output is kept."""
+    return f"rank{rank}.log"
 
 
 def tell(evidence: Evidence) -> Story:
@@ -194,11 +205,13 @@ def rebuild(flight: Flight, until_seconds: float = math.inf) -> Report:
     heard: dict[Called, set[int]] = {}
     waiting: tuple[Called, float] | None = None
     finished: list[tuple[str, float]] = []
+    submitted: float | None = None
     for note in _since_reform(flight):
         called = _called(note)
         if note.seconds > until or (failure and _is(note, failure)):
             break
         if note.event == Noted.SUBMIT:
+            submitted = note.seconds
             move = str(note.fields.get("move", "?"))
             pending.setdefault(called, []).append((note.seconds, move))
         elif note.event == Noted.HEARD:
@@ -225,6 +238,7 @@ def rebuild(flight: Flight, until_seconds: float = math.inf) -> Report:
         finished=tuple(key for key, _ in finished[-8:]),
         waiting_seconds=until - since if waiting else None,
         finished_seconds=until - finished[-1][1] if finished else None,
+        submitted_seconds=None if submitted is None else until - submitted,
     )
 
 
@@ -288,7 +302,8 @@ def _sentence(
         words = evidence.last_words.get(rank)
         log = f"its log ends with {words!r}" if words else "it may have been killed"
         text = f"rank {rank} failed first: {why}; {recorded}; {log}"
-        return text, f"see rank{rank}.log; dmesg shows what was killed for memory", rank
+        output = _output(evidence, [rank])
+        return text, f"see {output}; dmesg shows what was killed for memory", rank
     first = _earliest(failures)
     if first is not None and explanation is not None:
         what = f"its move {first.called[0]!r} ended in {first.error or 'an error'}"
@@ -304,11 +319,17 @@ def _sentence(
         return text, explanation.fix, None
     if failed:
         text = f"{ranks_text(failed)} failed, with no collective to blame"
-        fix = f"see the output of {ranks_text(failed)} (rank<r>.log)"
-        return text, fix, None
+        return text, f"see {_output(evidence, failed)}", None
     if not evidence.flights:
         return "no rank failed, and none left a flight record", "", None
     return "nothing failed: no rank waited for a collective at the end", "", None
+
+
+def _output(evidence: Evidence, ranks: Sequence[int]) -> str:
+    """`the output of rank 1 (rank1.log)`; a log is named only if it is there."""
+    logs = [log_name(r) for r in ranks if r in evidence.logs]
+    named = f" ({', '.join(logs[:3])})" if logs else ""
+    return f"the output of {ranks_text(ranks)}{named}"
 
 
 def _earliest(failures: Mapping[int, Failure]) -> Failure | None:

@@ -23,7 +23,7 @@ def show(story: Story, console: Console) -> None:
         console.print()
         console.print(pending_table(story.pending))
     said = next((r.failure for r in story.ranks if r.rank == story.first), None)
-    if said is not None and said.text:
+    if said is not None and not _is_told(story, said.text):
         console.print()
         console.print(Text(f"rank {said.rank} raised {said.error}:", "dim"))
         console.print(Text(said.text))
@@ -34,6 +34,12 @@ def show(story: Story, console: Console) -> None:
         console.print(Text.assemble((f"rank{rank}.log ends: ", "dim"), line))
     for problem in story.problems:
         console.print(Text(f"not read: {problem}", "yellow"))
+
+
+def _is_told(story: Story, text: str) -> bool:
+    """Whether an error's message says no more than what is shown anyway."""
+    cause = story.explanation.sentence if story.explanation else None
+    return text in story.sentence or (cause is not None and cause in text)
 
 
 def ranks_table(story: Story) -> Table:
@@ -118,6 +124,8 @@ def _failed(rank: RankStory, first_seconds: float) -> Text:
 
 def _did(rank: RankStory) -> Text:
     report = rank.report
+    if rank.status == "done" and rank.failure is None:
+        return Text("finished")
     if report is None:
         return Text("not known", "yellow")
     if report.waiting is None:

@@ -15,16 +15,22 @@ apart, and for the one case in which nothing can.
 from placet.torch_private.c10d import Store
 from placet.wire.engine.connect import connect_engine
 from placet.wire.engine.wire import EngineWire
+from placet.wire.process_group import Options
 from placet.wire.process_group_backend import register
 from placet.wire.torch_store import TorchStore
 
 
 def _connect(
-    store: Store, rank: int, num_ranks: int, seconds: float, debug: bool
+    store: Store, rank: int, num_ranks: int, seconds: float, options: Options
 ) -> EngineWire:
-    meeting = TorchStore(store, "placet/wire")
     return connect_engine(
-        meeting, rank, num_ranks, timeout_seconds=seconds, debug=debug
+        TorchStore(store, "placet/wire"),
+        rank,
+        num_ranks,
+        timeout_seconds=seconds,
+        debug=options.debug,
+        report_folder=options.report_folder,
+        can_reform=False,  # torch.distributed has no call for it
     )
 
 

@@ -15,6 +15,7 @@ sparse CPU tensors, on gloo. All else that lies on a CPU the wire carries.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol, cast
 from weakref import WeakValueDictionary
@@ -98,9 +99,12 @@ class Options:
     Args:
         debug: refuse a call that nothing tells apart from one still in flight, and
             find tensors that are changed or freed while they are (copies each).
+        report_folder: where each rank writes a flight record when something fails, for
+            `placet doctor`; of the first group, as all share its wire.
     """
 
     debug: bool = False
+    report_folder: Path | None = None
 
 
 class PlacetProcessGroup(GroupBase):  # type: ignore[misc]

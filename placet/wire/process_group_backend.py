@@ -13,8 +13,8 @@ from placet.wire.process_group import (
     SharedWire,
 )
 
-Connect = Callable[[Store, int, int, float, bool], GroupWire]
-"""Connects the ranks that meet in a store: (store, rank, num_ranks, seconds, debug)"""
+Connect = Callable[[Store, int, int, float, Options], GroupWire]
+"""Connects ranks that meet in a store: (store, rank, num_ranks, seconds, options)"""
 
 
 def register(connect: Connect, *, name: str = "placet") -> None:
@@ -43,7 +43,7 @@ def _create(connect: Connect, given: CreatorOptions, chosen: object) -> ProcessG
         options = options or Options()
         store = given.store
         rank, size, seconds = given.group_rank, given.group_size, given.timeout
-        wire = connect(store, rank, size, seconds.total_seconds(), options.debug)
+        wire = connect(store, rank, size, seconds.total_seconds(), options)
         shared = SharedWire(wire)
         members = tuple(range(size))
     return PlacetProcessGroup(

@@ -33,7 +33,6 @@ The names of all modules would need a hook on each module's call, at about a mic
 each: too dear for what the call site mostly tells already. FSDP2 knows the name.
 """
 
-import re
 import sys
 import sysconfig
 import zlib
@@ -53,6 +52,7 @@ from placet.torch_private.c10d import (
     has_bucket,
     is_fsdp_code,
 )
+from placet.wire.engine.calls import Call
 
 _MOST_FRAMES = 4
 _MOST_WALKED = 100
@@ -214,7 +214,6 @@ _LIBRARIES = tuple(
     f"{Path(found).resolve()}/"
     for found in (Path(torch.__file__).parent, Path(__file__).parents[1])
 )
-_SITE_PATTERN = r"[^/'\n]+:\d+~[0-9a-f]{8}[^/'\n]*"
 _FUTURES = str(Path(torch.futures.__file__).resolve())
 _STANDARD = f"{Path(sysconfig.get_path('stdlib')).resolve()}/"
 _CODES: dict[int, tuple[CodeType, _Code]] = {}
@@ -279,27 +278,6 @@ def describe_site(where: Where) -> str:
     return f"{_SITE_TEXTS[number]} {extra}".rstrip()
 
 
-def advice(key: str, error: str) -> str:
-    """What to do, if an error shows the same call from another place; else nothing.
-
-    Args:
-        key: the call's.
-        error: its text, with the keys of what other ranks do instead.
-    """
-    same, _, site = key.rpartition("/")
-    if not re.fullmatch(_SITE_PATTERN, site):
-        return ""
-    found = re.findall(f"{re.escape(same)}/({_SITE_PATTERN})", error)
-    others = sorted(set(found) - {site})
-    if not others:
-        return ""
-    return (
-        f"the same call was made from {site} and from {', '.join(others)}: calls from "
-        "different places never match; make it from one line on all ranks, or name "
-        "both with placet.wire.process_group_keys.named(...)"
-    )
-
-
 def _text(
     group: str,
     kind: str,
@@ -308,14 +286,14 @@ def _text(
     where: Where | None,
     origin: str,
 ) -> str:
-    parts = [group, kind, _describe(what)]
+    place = []
     if name is not None:
-        parts.append(f"'{name.text}'")
+        place.append(f"'{name.text}'")
     elif where is not None:
-        parts.append(describe_site(where))
+        place.append(describe_site(where))
     if origin and name is None:
-        parts.append(f"after {origin}")
-    return "/".join(part for part in parts if part)
+        place.append(f"after {origin}")
+    return Call(group, kind, _describe(what), "/".join(place)).key
 
 
 def _describe(what: tuple[Hashable, ...]) -> str:

@@ -13,7 +13,7 @@ from torch.futures import Future as TorchFuture
 from placet.errors import PlacetError, WireTimeout
 from placet.torch_private.c10d import Work, fail_future
 from placet.wire.daemons import GATE
-from placet.wire.process_group_keys import advice, in_callback_of
+from placet.wire.process_group_keys import in_callback_of
 
 
 class MoveFuture(Protocol):
@@ -238,10 +238,6 @@ class WireWork(Work):
                 if self._finish is not None:
                     with torch.no_grad():
                         self._finish(results)
-            except WireTimeout as error:
-                hint = advice(self._what, str(error))
-                texts = [*error.args[:-1], f"{error.args[-1]}\n  {hint}"]
-                self._error = WireTimeout(*texts) if hint else error
             except Exception as error:  # `wait` and the future of torch raise it
                 self._error = error
             self._finish = None

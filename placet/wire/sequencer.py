@@ -23,6 +23,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from placet.wire.engine.keys import short_texts
+
 ROOM = 2
 """Chunks that a rank may have under way: one runs, the next is ready."""
 
@@ -279,8 +281,10 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _difference(entry: _Entry) -> str:
+    ranks = sorted(entry.announced)
+    texts = short_texts([entry.announced[rank].text for rank in ranks])
     said = "; ".join(
-        f"rank {rank} submitted {a.text}" for rank, a in sorted(entry.announced.items())
+        f"rank {rank} submitted {text}" for rank, text in zip(ranks, texts, strict=True)
     )
     return (
         f"{entry.what}: {said}. Submit the same move on all members, or use different "

@@ -110,13 +110,14 @@ def test_killed_rank_is_the_first_although_it_wrote_nothing():
     told = story(
         flight(0, [*notes, fails(12.1, "a", error="PeerLost")]),
         last_words={1: "loading shard 7"},
+        logs=frozenset({1}),
     )
     assert told.first == 1
     assert told.sentence == (
         "rank 1 failed first: rank 0 lost it (its socket ended); it left no flight "
         "record; its log ends with 'loading shard 7'"
     )
-    assert "rank1.log" in told.fix
+    assert told.fix.startswith("see the output of rank 1 (rank1.log); dmesg")
     assert [(r.has_record, r.report is None) for r in told.ranks] == [
         (True, False),
         (False, True),
@@ -147,7 +148,7 @@ def test_slow_rank_is_told_as_it_was_when_the_other_failed():
     told = story(stuck(0, "a"), flight(1, [*late, fails(61, "a", error="PeerLost")]))
     assert told.explanation
     assert told.explanation.cause == Cause.LATE
-    assert "rank 1 has not submitted 'a' yet and waits for nothing" in told.sentence
+    assert "rank 1 has not submitted 'a' yet; it computes or sleeps" in told.sentence
     assert [row.called[0] for row in told.pending] == ["a"]
 
 
@@ -195,6 +196,38 @@ def test_job_that_failed_outside_the_wire_says_so():
     assert told.sentence == "rank 1 failed, with no collective to blame"
 
 
+def test_a_log_is_named_only_if_it_is_there():
+    told = story(flight(0, []), flight(1, []), statuses={1: "failed"})
+    assert told.fix == "see the output of rank 1"
+    logs = frozenset({0, 1})
+    told = story(flight(0, []), flight(1, []), statuses={1: "failed"}, logs=logs)
+    assert told.fix == "see the output of rank 1 (rank1.log)"
+
+
+def test_rank_of_a_good_run_finished():
+    console = Console(file=StringIO(), width=100, highlight=False)
+    show(story(num_ranks=2, statuses={0: "done", 1: "done"}), console)
+    assert isinstance(console.file, StringIO)
+    text = console.file.getvalue()
+    assert text.count("finished") == 3  # the column "finished last", and two ranks
+    assert "not known" not in text
+
+
+def test_message_that_says_no_more_is_not_repeated():
+    cycle = story(stuck(0, "a", 11), stuck(1, "b", 10))
+    assert cycle.explanation
+    ends = [
+        note(n.seconds, n.event, n.key, **{**n.fields, "text": cycle.explanation.text})
+        if n.event == Noted.FAILED
+        else n
+        for n in stuck(1, "b", 10).notes
+    ]
+    console = Console(file=StringIO(), width=500, highlight=False)
+    show(story(stuck(0, "a", 11), flight(1, ends)), console)
+    assert isinstance(console.file, StringIO)
+    assert console.file.getvalue().count(cycle.explanation.sentence) == 1
+
+
 def test_rebuild_counts_uses_of_one_key_and_what_was_heard():
     heard = note(4.5, Noted.HEARD, "a", group=[0, 1, 2], rank=2)
     every = (0, 1, 2)
@@ -208,6 +241,7 @@ def test_rebuild_counts_uses_of_one_key_and_what_was_heard():
         finished=("a",),
         waiting_seconds=95.0,
         finished_seconds=pytest.approx(95.8),
+        submitted_seconds=96.0,
     )
     assert rebuild(flight(0, notes), until_seconds=3).pending[0].seconds == 2
 

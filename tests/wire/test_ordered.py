@@ -103,7 +103,7 @@ def check_urgent_overtakes(wire):
 def check_mismatch(wire):
     """All members learn it at once, nothing is launched, and the wire goes on."""
     move = AllReduce((0, 1, 2), 4 + (wire.rank == 1), F32)
-    with pytest.raises(MoveMismatch, match=r"key 'odd'.*num_elements=5"):
+    with pytest.raises(MoveMismatch, match=r"key 'odd'.*AllReduce of 5"):
         go(wire, move, "odd").wait()
     assert "odd" not in [key for key, _ in wire.launch_order()]
     same(go(wire, BULK, "odd").wait(), expected(BULK, wire.rank, "cpu"))

@@ -1,9 +1,9 @@
 """Keys of calls that have none: what tells two calls apart, and what must not."""
 
-import pytest
 import torch
 
-from placet.wire.process_group_keys import KeyBook, advice, in_callback_of, named
+from placet.wire.engine.calls import Call, call_of
+from placet.wire.process_group_keys import KeyBook, in_callback_of, named
 
 WHAT = (torch.float32, torch.Size((2, 3)), "SUM")
 
@@ -76,17 +76,18 @@ def test_callbacks_of_different_calls_differ():
     assert found[0] == found[2] != found[1]
 
 
-def test_advice_names_both_places():
-    book = KeyBook("world")
-    mine = key(book)
-    theirs = key(book)
-    found = advice(mine, f"rank 1 waits for '{theirs}' for 1 s, not for '{mine}'")
-    assert theirs.rpartition("/")[2] in found
-    assert mine.rpartition("/")[2] in found
-
-
-@pytest.mark.parametrize("error", ["", "rank 1 computes", "waits for 'world/barrier'"])
-def test_no_advice_without_another_place(error):
-    mine = key(KeyBook("world"))
-    assert advice(mine, error + f" '{mine}'") == ""
-    assert advice("world/barrier", error) == ""
+def test_keys_say_what_was_called_and_where():
+    book = KeyBook("group 3")
+    call = call_of(key(book))
+    assert call is not None
+    assert (call.group, call.kind, call.what) == (
+        "group 3",
+        "all_reduce",
+        "float32[2,3] SUM",
+    )
+    assert call.at.startswith("test_process_group_keys.py:")
+    with named("a/b"):
+        inside = call_of(key(book, what=()))
+    assert inside == Call("group 3", "all_reduce", "", "'a/b'")
+    bare = call_of(KeyBook("world").key("barrier", (), has_site=False).text)
+    assert bare == Call("world", "barrier")

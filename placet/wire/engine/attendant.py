@@ -227,7 +227,8 @@ class Attendant:
         if peer in inflight.peers:
             rank = inflight.peers.index(peer)
             inflight.doubt(rank, LEFT)
-            self._expect_nothing(epoch, rank, None, PeerLost, _absent(rank, LEFT))
+            cause = _absent(rank, LEFT) + inflight.last_with(rank)
+            self._expect_nothing(epoch, rank, None, PeerLost, cause)
 
     def _expect_none_in(self, rank: int, scope: bytes, error: WireError) -> None:
         """A member of a broken group refuses what its program submits there."""

@@ -43,6 +43,7 @@ def connect_engine(
     core: CoreName | None = None,
     debug: bool = False,
     report_folder: Path | None = None,
+    can_reform: bool = True,
     num_sockets: int = 1,
     towards: str | None = None,
     heartbeat_seconds: float = 10.0,
@@ -59,6 +60,7 @@ def connect_engine(
         core: "native" (C++) or "plain" (Python); native where it can be compiled.
         debug: see `EngineWire`.
         report_folder: where flight records go when something fails.
+        can_reform: whether the program can call `reform`; errors then name it.
         num_sockets: TCP sockets between two hosts' ranks.
         towards: see `meet`.
         heartbeat_seconds: a host that is silent for so long is lost.
@@ -102,6 +104,7 @@ def connect_engine(
         cluster=cluster or guess_cluster(meeting.hosts),
         debug=debug,
         report_folder=report_folder,
+        can_reform=can_reform,
         watch=partial(end_silent, far, heartbeat_seconds),
         start_bytes=MEETING_BYTES * (num_ranks - 1 if rank == 0 else 1),
     )

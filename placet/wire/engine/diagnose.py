@@ -13,21 +13,27 @@ error that a deadline raises and `placet doctor`, which reads the same from reco
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 from placet.errors import MoveMismatch, WireError, WireTimeout
-from placet.wire.engine.waits import Called, Cause, Found, Situation, find
+from placet.wire.engine.causes import (
+    SHOWN,
+    chain_of,
+    fix_of,
+    name_of,
+    pending_text,
+    ranks_text,
+    sentence_of,
+)
+from placet.wire.engine.keys import short_texts
+from placet.wire.engine.waits import Called, Cause, Situation, find
 
 REPORT_BYTES = 1 << 16
 """A report as it travels holds at most so many bytes."""
 
 _NOT_A_REPORT = (AttributeError, KeyError, OverflowError, RecursionError, TypeError)
-
-SHOWN = 8
-"""At most so many ranks are listed one by one."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Report:
             where it computes.
         finished: keys of the moves that were done last, the newest at the end.
         waiting_seconds: how long its program has stood still; None if not known.
+        submitted_seconds: how long ago it last submitted a move; None if not known.
         finished_seconds: how long ago the newest was done; None if not known.
         num_left_out: pending moves that were left out, to keep the report short.
     """
@@ -70,6 +77,7 @@ class Report:
     finished: tuple[str, ...]
     waiting_seconds: float | None = None
     finished_seconds: float | None = None
+    submitted_seconds: float | None = None
     num_left_out: int = 0
 
     @property
@@ -166,23 +174,25 @@ def explain(
     own = PendingMove(key, group, move_text, seconds)
     situation = _situation(own, my_rank, reports)
     found = find(situation, my_rank)
-    wrong = found.cause in (Cause.OTHER_MOVE, Cause.OTHER_GROUP)
+    mismatches = (Cause.OTHER_MOVE, Cause.OTHER_GROUP, Cause.OTHER_TENSOR)
+    wrong = found.cause in mismatches
     kind = MoveMismatch if wrong and found.called == called else WireTimeout
-    sentence = _chain(situation, found) + _sentence(situation, found)
+    sentence = chain_of(situation, found) + sentence_of(situation, found)
     missing = situation.missing(called)
     there = [m for m in group if m not in missing]
     lines = [
-        f"rank {my_rank}: {_name(called)} has not ended after {seconds_text(seconds)}",
-        f"it is {move_text}",
+        f"rank {my_rank}: {name_of(called)} has not ended after "
+        f"{seconds_text(seconds)}",
+        f"it is {short_texts([move_text])[0]}",
         f"submitted by {ranks_text(there)}"
         + (f", not by {ranks_text(missing)}" if missing else ""),
     ]
     told = dict.fromkeys([*missing, *found.ranks, *found.path])
     told.pop(my_rank, None)
-    lines += [_doing(rank, reports) for rank in list(told)[:SHOWN]]
+    lines += [_doing(rank, reports, situation) for rank in list(told)[:SHOWN]]
     if len(told) > SHOWN:
         lines.append(f"and {len(told) - SHOWN} ranks more")
-    fix = _fix(found)
+    fix = fix_of(situation, found)
     lines += [f"likely cause: {found.cause}: {sentence}", f"fix: {fix}"]
     return Explanation(
         kind, "\n  ".join(lines), found.cause, sentence, fix, found.ranks
@@ -207,8 +217,8 @@ def _situation(
         ages[called] = max(ages.get(called, 0.0), pending.seconds)
     for report in given:
         recent = [p.seconds for p in report.pending]
-        if report.finished_seconds is not None:
-            recent.append(report.finished_seconds)
+        if report.submitted_seconds is not None:
+            recent.append(report.submitted_seconds)
         if recent:
             last[report.rank] = min(recent)
         if report.waiting is not None:
@@ -227,77 +237,9 @@ def _situation(
     )
 
 
-def _sentence(situation: Situation, found: Found) -> str:
-    """The cause, without how it was reached."""
-    key, group = found.called
-    who, name = ranks_text(found.ranks), repr(key)
-    if found.cause is Cause.CYCLE:
-        return _cycle_text(situation, found.ranks)
-    if found.cause is Cause.OTHER_MOVE:
-        texts = situation.texts[found.called]
-        usual = [rank for rank in sorted(texts) if rank not in found.ranks]
-        return (
-            f"under {name} {who} submitted {texts[found.ranks[0]]}, "
-            f"{ranks_text(usual)} {texts[usual[0]]}"
-        )
-    if found.cause is Cause.OTHER_GROUP:
-        other = situation.other_group(found.called, found.ranks[0])
-        over = "" if other is None else f" over {ranks_text(other[1])}"
-        return f"{who} submitted {name}{over}, others over {ranks_text(group)}"
-    has, waits = ("has", "waits") if len(found.ranks) == 1 else ("have", "wait")
-    return {
-        Cause.SILENT: f"{who} did not submit {name} and gave no answer",
-        Cause.NEVER: f"{who} did not submit {name} and went on to other moves",
-        Cause.LATE: f"{who} {has} not submitted {name} yet and {waits} for nothing: "
-        "still computing",
-        Cause.UNKNOWN: f"{who} did not submit {name}, for reasons not known here",
-    }.get(found.cause, f"all members submitted {name}: its bytes are under way")
-
-
-def _cycle_text(situation: Situation, ranks: Sequence[int]) -> str:
-    """`rank 0 waits for 'a' before it submits 'b'; rank 1 waits for 'b' before ...`"""
-    names = [repr(situation.waits[rank][0]) for rank in ranks]
-    if len(set(names)) < len(names):
-        names = [_name(situation.waits[rank]) for rank in ranks]
-    parts = [
-        f"rank {rank} waits for {names[i]} before it submits {names[i - 1]}"
-        for i, rank in enumerate(ranks[:SHOWN])
-    ]
-    more = len(ranks) - len(parts)
-    return "; ".join(parts) + (f"; and {more} ranks more" if more else "")
-
-
-def _chain(situation: Situation, found: Found) -> str:
-    """How the rank that asks comes to wait for the cause: nothing where it is near."""
-    steps = [
-        f"rank {rank} waits for rank {after} to submit {situation.waits[rank][0]!r}"
-        for rank, after in pairwise(found.path)
-    ]
-    if len(steps) > SHOWN:
-        steps[SHOWN // 2 : -SHOWN // 2] = ["..."]
-    return "".join(f"{step}; " for step in steps)
-
-
-def _fix(found: Found) -> str:
-    who = ranks_text(found.ranks)
-    return {
-        Cause.OTHER_MOVE: "submit the same move on all members; pad what has another "
-        "size, or give different moves different keys",
-        Cause.OTHER_GROUP: "name the same ranks in the same order on all members, or "
-        "give each group a key of its own",
-        Cause.CYCLE: "submit all of these moves on every rank before the first wait, "
-        "or wait for them in the same order",
-        Cause.SILENT: f"see the log of {who} (rank<r>.log); a debugger or SIGSTOP "
-        "pauses a process, and dmesg shows one killed for memory",
-        Cause.NEVER: f"look for a branch that {who} did not take (`if rank == 0:`), or "
-        "data that ended earlier there",
-        Cause.LATE: f"see what {who} does (py-spy dump --pid PID); if it is only slow, "
-        "give the wire more time",
-        Cause.UNKNOWN: f"see the log of {who} (rank<r>.log)",
-    }.get(found.cause, "if the link is only slow, give the wire more time")
-
-
-def _doing(rank: int, reports: Mapping[int, Report | None]) -> str:
+def _doing(
+    rank: int, reports: Mapping[int, Report | None], situation: Situation
+) -> str:
     """What a rank does instead, in one line."""
     if rank not in reports:
         return f"rank {rank} was not asked"
@@ -305,8 +247,10 @@ def _doing(rank: int, reports: Mapping[int, Report | None]) -> str:
     if report is None:
         return f"rank {rank} gave no answer: paused or dead"
     text = f"rank {rank} computes"
+    if report.waiting is None and rank in situation.held:
+        text = f"rank {rank} {pending_text(situation, situation.held[rank])}"
     if report.waiting is not None:
-        text = f"rank {rank} waits for {_name(report.waiting)}"
+        text = f"rank {rank} waits for {name_of(report.waiting)}"
         ages = [p.seconds for p in report.pending if (p.key, p.group) == report.waiting]
         since = report.waiting_seconds
         since = max(ages, default=None) if since is None else since
@@ -320,21 +264,6 @@ def _doing(rank: int, reports: Mapping[int, Report | None]) -> str:
     if report.num_left_out:
         text += f"; {report.num_left_out} of its pending moves are not told"
     return text
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 1`, `ranks 0, 2`, or the first few and how many more."""
-    if not ranks:
-        return "no rank"
-    shown = ", ".join(map(str, ranks[:SHOWN]))
-    more = len(ranks) - SHOWN
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}" + (
-        f" and {more} more" if more > 0 else ""
-    )
-
-
-def _name(called: Called) -> str:
-    return f"{called[0]!r} over {ranks_text(called[1])}"
 
 
 def seconds_text(seconds: float) -> str:
@@ -361,6 +290,7 @@ def _report(read: Any) -> Report:
         finished=tuple(map(str, read["finished"])),
         waiting_seconds=_number_or_none(read["waiting_seconds"]),
         finished_seconds=_number_or_none(read["finished_seconds"]),
+        submitted_seconds=_number_or_none(read["submitted_seconds"]),
         num_left_out=int(read["num_left_out"]),
     )
 

@@ -113,6 +113,11 @@ class FlightRecord:
         """Keep an event; fields are small values that JSON can hold."""
         self._ring.append((next(self._numbers), time.monotonic(), event, key, fields))
 
+    def last(self, event: str) -> float | None:
+        """When an event of a kind was last noted, as time.monotonic tells it."""
+        lines = reversed(self._lines())
+        return next((line[1] for line in lines if line[2] == event), None)
+
     def write(self, path: Path, *, rank: int, num_ranks: int, **about: object) -> None:
         """Write all events to `path`, whole or not at all; makes its folder.
 

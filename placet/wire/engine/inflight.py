@@ -38,6 +38,7 @@ from placet.wire.engine.prepared import Prepared
 
 KEPT_FINISHED = 32
 KEPT_EARLY = 1024
+KEPT_TOLD = 3
 
 LEFT = "it closed its wire"
 """Why a rank is doubted that said good-bye."""
@@ -57,6 +58,7 @@ class InFlight:
         peers: the core's number of each rank.
         debug: whether buffers are watched.
         report_folder: where the flight record is written on failure.
+        can_reform: whether the program can call `reform`; errors then name it.
     """
 
     def __init__(
@@ -67,12 +69,14 @@ class InFlight:
         *,
         debug: bool = False,
         report_folder: Path | None = None,
+        can_reform: bool = True,
     ) -> None:
         self.core = core
         self.me = me
         self.peers = peers
         self.debug = debug
         self.report_folder = report_folder
+        self.can_reform = can_reform
         self.epoch = 0
         self.lock = RLock()
         self.changed = Condition(self.lock)
@@ -355,8 +359,10 @@ class InFlight:
             if r in self.lost or self.doubted.get(r, LEFT) != LEFT
         ]
         if early is not None and isinstance(early, MoveMismatch):
-            mine = f"rank {self.rank} submitted {full_text(prepared.move)}"
-            error: WireError = MoveMismatch(f"{early.args[0]}; {mine}")
+            others, full = str(early.args[0]), full_text(prepared.move)
+            mine = full if prepared.text in others else prepared.text
+            text = f"{others}; rank {self.rank} submitted {mine}"
+            error: WireError = MoveMismatch(text)
         elif early is not None:
             error = raisable(early)
         elif first is not None:
@@ -390,17 +396,28 @@ class InFlight:
         """The error for a task that needs a rank which is gone; None if none is."""
         with self.lock:
             for rank in future.group:
-                if rank in self.lost or rank in self.doubted:
+                if rank in self.lost or self.doubted.get(rank, LEFT) != LEFT:
                     return PeerLost(self._gone(future.what, rank))
+                if rank in self.doubted:
+                    return PeerLost(
+                        self._gone(future.what, rank) + self.last_with(rank)
+                    )
         return None
 
     def _gone(self, what: str, rank: int) -> str:
         cause = self.lost.get(rank) or self.doubted[rank]
         if rank not in self.lost:
             return f"{what}: rank {rank} takes no part: {cause}"
-        return (
-            f"{what}: rank {rank} is gone: {cause}; the others can go on after reform()"
-        )
+        then = "; the others can go on after reform()" if self.can_reform else ""
+        return f"{what}: rank {rank} is gone: {cause}{then}"
+
+    def last_with(self, rank: int) -> str:
+        """What this rank knows of one that closed its wire before a move was done."""
+        with self.lock:
+            done = list(self.finished)
+        theirs = [key for _, key, prepared in done if rank in prepared.move.group]
+        last = ", ".join(repr(key) for key in theirs[-KEPT_TOLD:]) or "none"
+        return f" without doing its part; the last moves done with it: {last}"
 
 
 _ALIVE: "weakref.WeakSet[InFlight]" = weakref.WeakSet()

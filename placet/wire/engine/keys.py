@@ -7,14 +7,24 @@ again at each step. The stride is odd, so a key's turns never meet; two of n col
 in flight get one number with a chance of about n**2 / 2**65, 1 in 10**9 for 200,000.
 """
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from struct import pack
 
-from placet.boxing.moves import Move
+from placet.boxing.moves import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    BroadcastFrom,
+    Move,
+    ReduceScatter,
+)
 
 TEXT_LENGTH = 600
-"""A move's text in a message is cut after so many characters."""
+"""A move's text in a message has about so many characters at most."""
 
+_REST = "; "
+"""Between a move's short text and the rest."""
 
 _STRIDE = 0x9E3779B97F4A7C15
 """Odd, and far from simple fractions of 2**64: turns spread evenly."""
@@ -54,11 +64,53 @@ def fingerprint(move: Move) -> int:
     return _hash(repr(move).encode())
 
 
+def short_text(move: Move) -> str:
+    """`AllReduce of 4 torch.float32 over ranks 0, 1, sum`: what people tell apart."""
+    match move:
+        case AllReduce():
+            size, more = f"{move.num_elements}", f", {move.reduction}"
+        case ReduceScatter():
+            size, more = f"{move.counts}", f", {move.reduction}"
+        case BroadcastFrom():
+            size, more = f"{move.num_elements}", f", from rank {move.root}"
+        case AllGather() | AllToAll():
+            size, more = f"{move.counts}", ""
+    group = move.group
+    ranks = ", ".join(map(str, group)) if len(group) <= 8 else f"0 to {len(group) - 1}"
+    if len(group) > 8 and group != tuple(range(len(group))):
+        ranks = f"{', '.join(map(str, group[:8]))} and {len(group) - 8} more"
+    kind = type(move).__name__
+    return f"{kind} of {_cut(size)} {move.dtype} over ranks {ranks}{more}"
+
+
 def full_text(move: Move) -> str:
-    """All that members must agree on, for people; the middle is cut if it is long."""
-    text = repr(move)
-    half = TEXT_LENGTH // 2
-    return text if len(text) <= TEXT_LENGTH else f"{text[:half]} ... {text[-half:]}"
+    """All that members must agree on: the short text and the rest, cut if it is long.
+
+    `short_texts` makes several of them readable.
+    """
+    match move:
+        case AllReduce():
+            rest = f"algorithm {move.algorithm!r}, blocks {_cut(str(move.blocks))}"
+        case AllGather():
+            rest = f"algorithm {move.algorithm!r}, chosen {move.chosen!r}"
+        case ReduceScatter():
+            rest = f"algorithm {move.algorithm!r}"
+        case AllToAll() | BroadcastFrom():
+            return short_text(move)
+    return f"{short_text(move)}{_REST}{rest}"
+
+
+def short_texts(texts: Sequence[str]) -> list[str]:
+    """Full texts, without the rest where they can be told apart without it."""
+    short = [text.partition(_REST)[0] for text in texts]
+    if len(set(short)) == len(set(texts)):
+        return short
+    return [text.replace(_REST, ", ") for text in texts]
+
+
+def _cut(text: str) -> str:
+    half = TEXT_LENGTH // 5
+    return text if len(text) <= 2 * half else f"{text[:half]} ... {text[-half:]}"
 
 
 def _hash(data: bytes) -> int:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from placet.errors import MoveMismatch, WireError
 from placet.wire.engine.futures import EngineFuture
 from placet.wire.engine.inflight import InFlight
-from placet.wire.engine.keys import full_text, scope_of
+from placet.wire.engine.keys import full_text, scope_of, short_texts
 from placet.wire.engine.messages import SUBMITTED, Submitted, pack_value
 from placet.wire.engine.prepared import Prepared
 from placet.wire.engine.reporting import write_record
@@ -120,7 +120,8 @@ class Mismatches:
 
 def _text(open_: _Gathering) -> str:
     ranks_of: dict[str, list[int]] = {}
-    for rank, text in sorted(open_.texts.items()):
+    texts = dict(sorted(open_.texts.items()))
+    for rank, text in zip(texts, short_texts(list(texts.values())), strict=True):
         ranks_of.setdefault(text, []).append(rank)
     said = [
         f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} submitted "

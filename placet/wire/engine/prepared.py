@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from placet.boxing.moves import AllToAll, Move, describe
+from placet.boxing.moves import AllToAll, Move
 from placet.wire.check import payload_size, result_size
 from placet.wire.engine.compile import compile_move
-from placet.wire.engine.keys import fingerprint, scope_of
+from placet.wire.engine.keys import fingerprint, scope_of, short_text
 from placet.wire.engine.schedule import Schedule
 from placet.wire.interface import Traffic
 
@@ -76,7 +76,7 @@ def prepare_move(
         num_result=result_size(move, rank),
         idle=len(move.group) == 1 or not schedule.instructions,
         traffic=Traffic(schedule.sent_bytes, schedule.received_bytes),
-        text=describe(move),
+        text=short_text(move),
         partners=frozenset(i.peer for i in schedule.instructions if i.peer >= 0),
     )
 

@@ -5,14 +5,14 @@ from dataclasses import asdict
 
 from placet.wire.engine.core import State
 from placet.wire.engine.diagnose import PendingMove, Report
-from placet.wire.engine.flight import flight_name
+from placet.wire.engine.flight import Noted, flight_name
 from placet.wire.engine.inflight import InFlight
 from placet.wire.engine.keys import full_text
 
 
 def report_of(inflight: InFlight) -> Report:
     """What is pending on this rank, what it waits for, and what it did last."""
-    now = time.monotonic()
+    now, submitted = time.monotonic(), inflight.record.last(Noted.SUBMIT)
     pending, waited = [], []
     with inflight.lock:
         rank_of = {peer: rank for rank, peer in enumerate(inflight.peers)}
@@ -35,6 +35,7 @@ def report_of(inflight: InFlight) -> Report:
             finished=tuple(key for _, key, _ in inflight.finished),
             waiting_seconds=now - first.waiting_since if first else None,
             finished_seconds=now - inflight.finished_at if inflight.finished else None,
+            submitted_seconds=None if submitted is None else now - submitted,
         )
 
 

@@ -299,6 +299,7 @@ def start_wire(
     timeout_seconds: float,
     debug: bool = False,
     report_folder: Path | None = None,
+    can_reform: bool = True,
     cluster: Cluster | None = None,
     watch: Callable[[], object] = tuple,
     start_bytes: int = 0,
@@ -312,6 +313,7 @@ def start_wire(
         timeout_seconds: from a move's submission until it counts as failed.
         debug: find payloads that are changed or freed in flight (copies each).
         report_folder: where a flight record is written when something fails.
+        can_reform: whether the program can call `reform`; errors then name it.
         cluster: what links join the ranks; see `Wire`.
         watch: called ten times a second, such as to end links whose host is silent.
         start_bytes: what it took to meet, for the control account.
@@ -324,7 +326,12 @@ def start_wire(
     if timeout_seconds <= 0:
         raise ValueError(f"timeout_seconds={timeout_seconds}; it must be above 0")
     inflight = InFlight(
-        core, rank, tuple(range(num_ranks)), debug=debug, report_folder=report_folder
+        core,
+        rank,
+        tuple(range(num_ranks)),
+        debug=debug,
+        report_folder=report_folder,
+        can_reform=can_reform,
     )
     asker = Asker(inflight)
     waiting = Waiting(inflight, asker)

@@ -6,19 +6,23 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placet.boxing.moves import AllReduce
 from placet.errors import PAGE, MoveMismatch, WireTimeout
+from placet.wire.engine.calls import Call
+from placet.wire.engine.causes import ranks_text
 from placet.wire.engine.diagnose import (
     REPORT_BYTES,
     Explanation,
     PendingMove,
     Report,
     explain,
-    ranks_text,
 )
-from placet.wire.engine.waits import Called, Cause
+from placet.wire.engine.keys import full_text
+from placet.wire.engine.waits import IN_TWO_WAYS, Called, Cause
 
 TEXT = "AllReduce of 4 torch.float32"
 AGE = 30.0
@@ -40,11 +44,13 @@ def computes(rank: int, *others: PendingMove, **fields) -> Report:
     return Report(rank, others, None, None, (), **fields)
 
 
-def ask(called: Called, reports: dict[int, Report | None], rank=0) -> Explanation:
+def ask(
+    called: Called, reports: dict[int, Report | None], rank=0, text=TEXT
+) -> Explanation:
     return explain(
         key=called[0],
         group=called[1],
-        move_text=TEXT,
+        move_text=text,
         seconds=AGE,
         my_rank=rank,
         reports=reports,
@@ -69,16 +75,18 @@ def test_cycle_of_two_is_told_as_both_programs_see_it():
         "  rank 1 waits for 'b' over ranks 0, 1 for 30 s; last finished 'z'",
         f"  likely cause: an application cycle: {said.sentence}",
         "  fix: submit all of these moves on every rank before the first wait, or "
-        "wait for them in the same order",
+        "wait for them in the same order; or, if rank 1 skipped 'a' or rank 0 skipped "
+        "'b' (a branch such as `if rank == 0:`), make it there, too",
     ]
 
 
 def test_errors_page_shows_what_is_said():
     page = (Path(__file__).parents[3] / PAGE).read_text()
+    four, five = (full_text(AllReduce(A[1], n, torch.float32)) for n in (4, 5))
     cycle = {0: waits(0, A), 1: replace(waits(1, B), finished=("x",))}
-    five = pending(A, text="AllReduce of 5 torch.float32")
-    for reports in (cycle, {0: waits(0, A), 1: computes(1, five)}):
-        said = ask(A, reports)
+    other = {0: waits(0, A), 1: computes(1, pending(A, text=five))}
+    for reports in (cycle, other):
+        said = ask(A, reports, text=four)
         assert f"\n{said.kind.__name__}: {said.text}\n" in page
 
 
@@ -153,8 +161,18 @@ def test_same_key_of_another_group_is_innocent_if_it_will_end():
         (computes(1), Cause.LATE, "rank 1 computes; finished nothing so far"),
         (
             replace(computes(1, finished_seconds=3.0), finished=("x", "y")),
-            Cause.NEVER,
+            Cause.LATE,  # what it finished it may have submitted long before
             "rank 1 computes; last finished 'y' 3 s ago",
+        ),
+        (
+            replace(computes(1, submitted_seconds=3.0), finished=("x", "y")),
+            Cause.NEVER,
+            "rank 1 computes; last finished 'y'",
+        ),
+        (
+            computes(1, submitted_seconds=AGE - 0.01),
+            Cause.LATE,  # at about the same time: clocks cannot tell
+            "rank 1 computes; finished nothing so far",
         ),
         (
             replace(computes(1, finished_seconds=99.0), finished=("x", "y")),
@@ -162,9 +180,10 @@ def test_same_key_of_another_group_is_innocent_if_it_will_end():
             "rank 1 computes; last finished 'y' 99 s ago",
         ),
         (
-            computes(1, pending(B, age=1.0)),
+            computes(1, pending(("b", (1, 2)), age=1.0)),
             Cause.NEVER,
-            "rank 1 computes; finished nothing so far",
+            "rank 1 has 'b' pending, which rank 2 did not submit; finished nothing so "
+            "far",
         ),
         (
             computes(1, num_left_out=3),
@@ -221,6 +240,76 @@ def test_cycle_over_many_ranks_is_found_and_cut():
     assert said.sentence.endswith("; and 56 ranks more")
 
 
+def site(what: str, line: int) -> str:
+    return Call("world", "all_reduce", what, f"fail.py:{line}~0000000{line}").key
+
+
+FOUR, FIVE = site("float32[4] SUM", 7), site("float32[5] SUM", 7)
+ELSEWHERE = site("float32[4] SUM", 9)
+BARRIER = ("world/barrier", (0, 1))
+
+
+def test_one_call_with_other_tensors_is_a_mismatch():
+    four, five = (FOUR, (0, 1)), (FIVE, (0, 1))
+    said = ask(four, {0: waits(0, four), 1: waits(1, five)})
+    assert (said.cause, said.kind) == (Cause.OTHER_TENSOR, MoveMismatch)
+    assert said.sentence == (
+        "ranks call all_reduce at fail.py:7 with float32[4] SUM (rank 0) and "
+        "float32[5] SUM (rank 1)"
+    )
+
+
+def test_one_call_from_two_places_names_both():
+    here, there = (FOUR, (0, 1)), (ELSEWHERE, (0, 1))
+    said = ask(here, {0: waits(0, here), 1: waits(1, there)})
+    assert (said.cause, said.kind) == (Cause.OTHER_PLACE, WireTimeout)
+    assert said.sentence.startswith(
+        "the same call was made from fail.py:7 (rank 0) and from fail.py:9 (rank 1)"
+    )
+    assert "named(...)" in said.fix
+
+
+def test_call_that_both_made_is_not_compared():
+    # Rank 1 still waits for the call of line 9, which rank 0 has made as well.
+    here, there = (FOUR, (0, 1)), (ELSEWHERE, (0, 1))
+    one = Report(1, (pending(there, 0),), *there, ())
+    assert ask(here, {0: waits(0, here), 1: one}).cause == Cause.UNDER_WAY
+    finished = replace(waits(1, BARRIER), finished=(ELSEWHERE,))
+    assert ask(here, {0: waits(0, here), 1: finished}).cause == Cause.CYCLE
+
+
+def test_branch_that_one_rank_skips_is_named_by_its_line():
+    call = (FOUR, (0, 1))
+    said = ask(call, {0: waits(0, call), 1: waits(1, BARRIER)})
+    assert said.cause == Cause.CYCLE
+    assert (
+        "if rank 1 skipped all_reduce at fail.py:7 or rank 0 skipped barrier"
+        in said.fix
+    )
+
+
+@pytest.mark.parametrize("asks", [0, 1])
+def test_rank_held_by_a_move_without_a_wait_is_said_to_be(asks):
+    # Rank 0 stands in DDP's backward(), which waits in C++.
+    move = (FOUR, (0, 1))
+    reports = {0: computes(0, pending(move)), 1: waits(1, BARRIER)}
+    said = ask((move, BARRIER)[asks], reports, rank=asks)
+    if asks == 1:
+        assert (said.cause, said.ranks) == (Cause.HELD, (1, 0))
+        assert f"rank 0 has '{FOUR}' pending, which rank 1 did not submit" in (
+            said.sentence
+        )
+    else:
+        assert said.cause == Cause.CYCLE  # it asks, so it does wait
+
+
+def test_held_rank_leads_to_the_one_that_it_lacks():
+    move, call = ("grads", (0, 2)), ("b", (0, 1))
+    said = ask(call, {0: computes(0, pending(move)), 1: waits(1, call), 2: None}, 1)
+    assert (said.cause, said.ranks) == (Cause.SILENT, (2,))
+    assert "\n  rank 0 has 'grads' pending, which rank 2 did not submit" in said.text
+
+
 def test_ranks_text():
     assert ranks_text([]) == "no rank"
     assert ranks_text([3]) == "rank 3"
@@ -266,10 +355,23 @@ def situations(draw) -> Planted:
         return called
 
     links = pairwise(chain)
-    calls = [call(f"k{i}", rank, after) for i, (rank, after) in enumerate(links)]
+    names = [f"k{i}" for i in range(len(chain) - 1)]
+    if cause in IN_TWO_WAYS:
+        names[-1] = FOUR
+    calls = [
+        call(name, rank, after)
+        for name, (rank, after) in zip(names, links, strict=True)
+    ]
     last, back = chain[-1], draw(st.integers(0, len(chain) - 2))
     if cause is Cause.CYCLE:
         calls.append(call("back", last, chain[back]))
+    elif cause is Cause.HELD:
+        moves[last].append(pending(("held", (last, chain[back]))))
+    elif cause in IN_TWO_WAYS:
+        group = calls[-1][1]
+        others = set(group) - {chain[-2], last}
+        waiting[last] = (FIVE if cause is Cause.OTHER_TENSOR else ELSEWHERE, group)
+        moves[last].append(pending(waiting[last], *sorted(others)))
     elif cause is Cause.UNDER_WAY:
         calls.append(call("end", last, None))
     elif cause is Cause.OTHER_MOVE:
@@ -306,16 +408,18 @@ def test_planted_cause_is_found(planted: Planted):
     assert travelled == planted.reports
     said = ask(calls[0], travelled, rank=chain[0])
     assert said.cause == planted.cause, said.text
-    wrong = planted.cause in (Cause.OTHER_MOVE, Cause.OTHER_GROUP)
+    mismatches = (Cause.OTHER_MOVE, Cause.OTHER_GROUP, Cause.OTHER_TENSOR)
+    wrong = planted.cause in mismatches
     mismatch = wrong and len(chain) == 2
     assert said.kind is (MoveMismatch if mismatch else WireTimeout)
-    if planted.cause is Cause.CYCLE:
+    if planted.cause in (Cause.CYCLE, Cause.HELD):
         assert said.ranks == chain[planted.back :]
     elif planted.cause is Cause.UNDER_WAY:
         assert set(said.ranks) == set(calls[-1][1])
     elif planted.cause is not Cause.OTHER_MOVE:
         assert said.ranks == chain[-1:]
-    assert repr(calls[-1][0]) in said.sentence
+    told = "all_reduce" if planted.cause in IN_TWO_WAYS else repr(calls[-1][0])
+    assert told in said.sentence
 
 
 @settings(max_examples=20, deadline=None)

@@ -2,13 +2,21 @@
 
 import torch
 
-from placet.boxing.moves import AllReduce, AllToAll
+from placet.boxing.moves import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    BroadcastFrom,
+    ReduceScatter,
+)
 from placet.wire.engine.keys import (
     TEXT_LENGTH,
     KeyTable,
     fingerprint,
     full_text,
     scope_of,
+    short_text,
+    short_texts,
 )
 
 PAIR = scope_of((0, 1))
@@ -71,4 +79,39 @@ def test_long_moves_are_cut_in_texts_only():
     other = AllToAll(move.group, (*rows[:-1], (2,) * size), torch.float32)
     assert len(full_text(move)) < TEXT_LENGTH + 10
     assert fingerprint(move) != fingerprint(other)
-    assert full_text(AllReduce((0, 1), 4, torch.float32)).startswith("AllReduce(")
+
+
+def test_texts_show_the_algorithm_only_where_it_tells_them_apart():
+    pair, f32 = (0, 1), torch.float32
+    four, five = (full_text(AllReduce(pair, n, f32)) for n in (4, 5))
+    other = full_text(AllReduce(pair, 4, f32, "sum", "exchange"))
+    text = "AllReduce of 4 torch.float32 over ranks 0, 1, sum"
+    assert short_text(AllReduce(pair, 4, f32)) == text
+    assert short_texts([four, five]) == [text, text.replace("4", "5")]
+    assert short_texts([four, four]) == [text, text]
+    assert short_texts([four, other]) == [
+        f"{text}, algorithm 'ring', blocks ()",
+        f"{text}, algorithm 'exchange', blocks ()",
+    ]
+    moves = [
+        (AllGather(pair, (1, 2), f32), "AllGather of (1, 2) torch.float32"),
+        (ReduceScatter(pair, (1, 2), f32), "ReduceScatter of (1, 2) torch.float32"),
+        (BroadcastFrom(pair, 1, 4, f32), "BroadcastFrom of 4 torch.float32"),
+    ]
+    for move, start in moves:
+        assert short_text(move).startswith(f"{start} over ranks 0, 1")
+
+
+def test_full_texts_tell_all_that_members_must_agree_on():
+    f32, pair = torch.float32, (0, 1)
+    moves = [
+        AllReduce(pair, 4, f32),
+        AllReduce(pair, 4, f32, "max"),
+        AllReduce(pair, 4, torch.int32),
+        AllReduce(pair, 4, f32, "sum", "exchange"),
+        ReduceScatter(pair, (2, 2), f32),
+        AllGather(pair, (2, 2), f32),
+        BroadcastFrom(pair, 0, 4, f32),
+        BroadcastFrom(pair, 1, 4, f32),
+    ]
+    assert len({full_text(move) for move in moves}) == len(moves)
