@@ -1,7 +1,9 @@
 """What a core computes on bytes: element-wise reductions of two operands."""
 
+import ctypes
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +18,17 @@ _OPERATIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """The memory of a flat contiguous tensor, as a plain uint8 tensor.
+    """The memory of a flat contiguous tensor, as a uint8 tensor that keeps it alive.
 
-    It goes through numpy to lose what a tensor may have beside its memory: a gradient
-    history, or the mark of inference mode, which forbids later changes.
+    Without what a tensor may have beside its memory: a gradient history, the mark of
+    inference mode. Not by `Tensor.numpy`, after which torch never resizes the storage
+    again, as FSDP2 must.
     """
-    return torch.from_numpy(tensor.detach().view(torch.uint8).numpy())
+    if not tensor.nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    memory: Any = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.owner = tensor
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 @cache
