@@ -18,9 +18,9 @@ help:
 train: .venv/.placet-installed
 	$(BIN)/placet train char_gpt -n $(N) $(ARGS)
 
-# Tests that start processes run alone and in turn, so their time-outs mean something;
-# the rest shares the cores. Both halves run even if the first fails.
-ALONE := procs or lab or gpu
+# Tests of the emulated cluster run alone and in turn, as they measure bytes and rates; the
+# rest shares the cores. Both halves run even if the first fails.
+ALONE := lab or gpu
 # A half of what ARGS names may be empty (exit code 5 of pytest).
 NONE := { [ $$? -eq 5 ] && [ -n "$(ARGS)" ]; }
 PYTEST := $(BIN)/pytest -q -rs --ignore tests/project/test_docs_code.py
