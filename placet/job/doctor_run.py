@@ -320,6 +320,9 @@ def _sentence(
     if failed:
         text = f"{ranks_text(failed)} failed, with no collective to blame"
         return text, f"see {_output(evidence, failed)}", None
+    ended = [r for r, status in evidence.statuses.items() if status == "done"]
+    if len(ended) == evidence.num_ranks:
+        return f"all {evidence.num_ranks} ranks finished", "", None
     if not evidence.flights:
         return "no rank failed, and none left a flight record", "", None
     return "nothing failed: no rank waited for a collective at the end", "", None

@@ -209,7 +209,10 @@ def test_rank_of_a_good_run_finished():
     show(story(num_ranks=2, statuses={0: "done", 1: "done"}), console)
     assert isinstance(console.file, StringIO)
     text = console.file.getvalue()
-    assert text.count("finished") == 3  # the column "finished last", and two ranks
+    assert text.startswith("All 2 ranks finished.\n")
+    assert (
+        text.count("finished") == 4
+    )  # that, the column "finished last", and two ranks
     assert "not known" not in text
 
 

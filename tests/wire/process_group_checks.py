@@ -1,5 +1,6 @@
 """What the process group does beyond gloo: orders, keys, dtypes, refusals, endings."""
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from placet.boxing.moves import AllReduce
-from placet.errors import WireError, WireTimeout
+from placet.errors import MoveMismatch, WireError, WireTimeout
 from placet.wire.process_group import Options
 from placet.wire.process_group_keys import named
 from tests.wire.process_group_programs import numbers
@@ -162,6 +163,22 @@ def other_lines_never_match():
     assert text.count("process_group_checks.py:") == 2, text
 
 
+def other_shapes_are_a_mismatch():
+    """The same line with another shape: an error that shows both shapes."""
+    wire = dist.group.WORLD.shared.wire
+    group = dist.new_group([1, 0], sort_ranks=False)  # not one that failed before
+    usual, wire.timeout_seconds = wire.timeout_seconds, 0.4
+    try:
+        with pytest.raises(
+            MoveMismatch, match=r"one call with other tensors"
+        ) as caught:
+            dist.all_reduce(torch.ones(3 + dist.get_rank()), group=group)
+    finally:
+        wire.timeout_seconds = usual
+    text = str(caught.value)
+    assert re.search(r"with float32\[[34]\] SUM .* and float32\[[34]\] SUM", text), text
+
+
 def waits_end():
     """A wait with a time of its own ends, and the call may still succeed."""
     is_late = dist.get_rank() == 1
@@ -222,4 +239,5 @@ CHECKS = (
     equal_calls_in_debug_mode,
     waits_end,
     other_lines_never_match,
+    other_shapes_are_a_mismatch,
 )

@@ -1,6 +1,7 @@
 """The wire as a process group: each call of torch.distributed gives what gloo gives."""
 
 import os
+import re
 import signal
 
 import pytest
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import placet.wire.backend  # noqa: F401 (registers it)
-from placet.errors import PeerLost
+from placet.errors import PeerLost, WireTimeout
 from testing.ranks import run_ranks
 from tests.wire.process_group_checks import CHECKS
 from tests.wire.process_group_programs import PROGRAMS
@@ -34,6 +35,30 @@ def check_all(_wire):
 @pytest.mark.procs
 def test_each_call_gives_what_gloo_gives():
     run_ranks(2, check_all, backend="placet", timeout=40)
+
+
+def uneven_data(_wire):
+    net = DistributedDataParallel(torch.nn.Linear(2, 1))
+    dist.barrier()
+    is_first = dist.get_rank() == 0
+    dist.group.WORLD.shared.wire.timeout_seconds = 20.0 if is_first else 0.5
+    if is_first:
+        # One step more than rank 1 makes; C++ waits, so Python sees its error.
+        with pytest.raises(RuntimeError, match=r"Cannot extract .*: (Wire|Peer)"):
+            net(torch.ones(1, 2)).sum().backward()
+        return
+    with pytest.raises(WireTimeout, match="moves that only some ranks") as caught:
+        dist.barrier()
+    assert re.search(
+        r"rank 0 has 'world/all_reduce/float32\[3\] SUM/test_process_group.py:\d+~.*' "
+        "pending, which rank 1 did not submit",
+        str(caught.value),
+    )
+
+
+@pytest.mark.procs
+def test_rank_that_waits_in_backward_is_seen_to():
+    run_ranks(2, uneven_data, backend="placet", timeout=30)
 
 
 def backward_without_a_peer(_wire):
