@@ -44,7 +44,7 @@ SWEEP_SECONDS = 0.05
 """How often it looks at what nobody waits for."""
 
 GRACE_SECONDS = 0.3
-"""A member that has left or re-forms may have done its part of a move already."""
+"""A member that has left or failed may have done its part of a move already."""
 
 UNHEARD = 256
 """So many messages on topics that nobody listens to yet are kept."""
@@ -170,8 +170,7 @@ class Attendant:
         if topic == PROPOSE:
             epoch = self._membership.on_proposal(peer, data)
             if epoch is not None and epoch == self._inflight.epoch:
-                rank = self._inflight.peers.index(peer)
-                self._expect_nothing(epoch, rank, None, PeerLost, _absent(rank, AGAIN))
+                self._step_aside(epoch, self._inflight.peers.index(peer))
         elif topic == ADVANCED:
             self._membership.on_advanced(peer, data)
         elif peer in self._inflight.peers:
@@ -230,6 +229,12 @@ class Attendant:
             cause = _absent(rank, LEFT) + inflight.last_with(rank)
             self._expect_nothing(epoch, rank, None, PeerLost, cause)
 
+    def _step_aside(self, epoch: int, rank: int) -> None:
+        """Another rank re-forms: what waits for it fails, so that we may, too."""
+        lost = ", ".join(f"rank {r}: {c}" for r, c in self._inflight.lost.items())
+        cause = _absent(rank, AGAIN) + (f" (lost: {lost})" if lost else "")
+        self._expect_nothing(epoch, rank, None, PeerLost, cause, grace_seconds=0.0)
+
     def _expect_none_in(self, rank: int, scope: bytes, error: WireError) -> None:
         """A member of a broken group refuses what its program submits there."""
         cause = f"this group failed before: {error.args[0]}"
@@ -242,9 +247,10 @@ class Attendant:
         scope: bytes | None,
         kind: type[WireError],
         cause: str,
+        grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         """A rank submits nothing more in an epoch, in a scope or at all."""
-        until = time.monotonic() + GRACE_SECONDS
+        until = time.monotonic() + grace_seconds
         self._doubts.append(_Doubt(until, epoch, rank, scope, kind, cause))
 
     def _look_after(self) -> float:
@@ -253,8 +259,8 @@ class Attendant:
         if now >= self._swept + SWEEP_SECONDS:
             self._swept = now
             self._watch()
-            self._settle_doubts(now)
             self._sweep(now)
+        self._settle_doubts(now)
         until_ripe = self._mismatches.raise_ripe()
         self._call_back()
         return max(0.0, until_ripe)
