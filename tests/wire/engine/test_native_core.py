@@ -16,7 +16,9 @@ from placet.wire.engine.plain.core import PlainCore
 from tests.wire.engine import core_conformance, core_failures
 
 CHECKS = core_conformance.CHECKS + core_failures.CHECKS
-AMONG_CORES = [check for check in CHECKS if "beside_raw" not in inspect.getsource(check)]
+AMONG_CORES = [
+    check for check in CHECKS if "beside_raw" not in inspect.getsource(check)
+]
 """Those that let no test play a peer: a test cannot write into a ring."""
 
 
