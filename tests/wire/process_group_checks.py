@@ -148,7 +148,8 @@ def equal_calls_in_debug_mode():
 def other_lines_never_match():
     """The same call from different lines: an error that shows both, not a hang."""
     wire = dist.group.WORLD.shared.wire
-    usual, wire.timeout_seconds = wire.timeout_seconds, 0.4
+    dist.barrier()  # so that the deadlines of both pass at about one time
+    usual, wire.timeout_seconds = wire.timeout_seconds, 0.8
     mine = torch.ones(3)
     try:
         if dist.get_rank() == 0:
@@ -167,7 +168,8 @@ def other_shapes_are_a_mismatch():
     """The same line with another shape: an error that shows both shapes."""
     wire = dist.group.WORLD.shared.wire
     group = dist.new_group([1, 0], sort_ranks=False)  # not one that failed before
-    usual, wire.timeout_seconds = wire.timeout_seconds, 0.4
+    dist.barrier(group)
+    usual, wire.timeout_seconds = wire.timeout_seconds, 0.8
     try:
         with pytest.raises(
             MoveMismatch, match=r"one call with other tensors"
