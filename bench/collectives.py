@@ -182,7 +182,8 @@ def _sides(
     assert world is not None
     if case.kind == "disorder":
         ours = _in_own_order(case, wire, is_shuffled=True)
-        peers = [_in_own_order(case, wire, is_shuffled=False)] * 2
+        # Each with buffers of its own: shared ones would be in the cache more often.
+        peers = [_in_own_order(case, wire, is_shuffled=False) for _ in range(2)]
     elif case.kind == "many":
         ours = _many(case, wire)
         peers = [_many_of_torch(case, group) for group in (world, control)]
@@ -302,12 +303,12 @@ def _in_own_order(case: Case, wire: Wire, *, is_shuffled: bool) -> Step:
     plain = AllReduce(tuple(range(wire.num_ranks)), num_elements, torch.float32)
     move = chosen(wire, plain)
     buffers = [torch.zeros(num_elements) for _ in range(32)]
-    orders = random.Random(wire.rank)
+    # Always another order, as the order in memory alone makes a difference.
+    orders = random.Random(wire.rank if is_shuffled else 0)
 
     def step() -> None:
         order = list(range(len(buffers)))
-        if is_shuffled:
-            orders.shuffle(order)
+        orders.shuffle(order)
         futures = [
             wire.submit(move, buffers[i], key=f"order.{i}", out=buffers[i])
             for i in order
