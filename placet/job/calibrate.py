@@ -48,6 +48,9 @@ SOCKETS = (1, 2, 4)
 MOST_SPREAD = 0.25
 """Where times vary by more, a measurement says little."""
 
+ENOUGH = 0.95
+"""Fewer sockets that reach this share of the best rate are preferred."""
+
 WITHIN, HOSTS, GROUPS = "memory", "network", "uplink"
 """The names of the link classes: ranks of a host, hosts of a group, groups."""
 
@@ -139,7 +142,9 @@ def measure_here() -> Calibration:
     wire = session.current_wire()
     found = measure_links(wire)
     if len(found.cluster.hosts) > 1:
-        found = replace(found, sockets=_by_sockets(wire, found.cluster))
+        sockets = _by_sockets(wire, found.cluster)
+        cluster = with_sockets(found.cluster, sockets)
+        found = replace(found, cluster=cluster, sockets=sockets)
     session.close()
     return found
 
@@ -295,6 +300,22 @@ def _places(wire: Wire) -> list[Place]:
     mine = [host_name(), platform.node() or "host", memory_bytes]
     found = wire.exchange(json.dumps(mine).encode(), key="calibrate.places")
     return [Place(*json.loads(place)) for place in found]
+
+
+def with_sockets(cluster: Cluster, rates: Sequence[tuple[int, float]]) -> Cluster:
+    """The cluster with as many sockets between hosts as it takes to fill the link.
+
+    Args:
+        cluster: as measured with one.
+        rates: (number of sockets, bytes/s).
+    """
+    best = max(rate for _, rate in rates)
+    fewest = min(number for number, rate in rates if rate >= best * ENOUGH)
+    links = (
+        link if link.name == WITHIN else replace(link, num_sockets=fewest)
+        for link in cluster.links
+    )
+    return replace(cluster, links=tuple(links))
 
 
 def _by_sockets(wire: Wire, cluster: Cluster) -> tuple[tuple[int, float], ...]:

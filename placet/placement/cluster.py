@@ -10,6 +10,7 @@ machines that are not at hand:
     [links.network]
     latency_s = 1e-4
     link_bytes_per_s = 1.25e9
+    num_sockets = 2           # what two ranks need to fill it; 1 if left out
 
     [[hosts]]
     name = "a"
@@ -39,17 +40,29 @@ import torch
 
 @dataclass(frozen=True)
 class LinkClass:
-    """A kind of link: a message of n bytes takes latency_s + n / link_bytes_per_s."""
+    """A kind of link: a message of n bytes takes latency_s + n / link_bytes_per_s.
+
+    Args:
+        name: unique in the cluster.
+        latency_s, link_bytes_per_s: see above.
+        num_sockets: how many sockets two ranks need to fill it; more than one on long
+            fast links.
+    """
 
     name: str
     latency_s: float
     link_bytes_per_s: float
+    num_sockets: int = 1
 
     def __post_init__(self) -> None:
         if self.latency_s < 0 or self.link_bytes_per_s <= 0:
             raise ValueError(
                 f"link {self.name!r}: latency_s={self.latency_s}, link_bytes_per_s="
                 f"{self.link_bytes_per_s}; need a latency >= 0 and a rate > 0"
+            )
+        if self.num_sockets < 1:
+            raise ValueError(
+                f"link {self.name!r}: num_sockets={self.num_sockets}; at least 1"
             )
 
     def seconds(self, num_bytes: float) -> float:
@@ -201,10 +214,13 @@ def parse(text: str) -> Cluster:
     _check_kind("hosts", found["hosts"], list, "[[hosts]]")
     links = []
     for name, link in found["links"].items():
-        _check_keys(f"links.{name}", link, {"latency_s", "link_bytes_per_s"})
+        needed = {"latency_s", "link_bytes_per_s"}
+        _check_keys(f"links.{name}", link, needed, {"num_sockets"})
         for key, value in link.items():
             _check_kind(f"links.{name}.{key}", value, (int, float), "a number")
-        links.append(LinkClass(name, link["latency_s"], link["link_bytes_per_s"]))
+        num_sockets = link.get("num_sockets", 1)
+        _check_kind(f"links.{name}.num_sockets", num_sockets, int, "a whole number")
+        links.append(LinkClass(name, **link))
     hosts = []
     for i, host in enumerate(found["hosts"]):
         needed = {"name", "num_ranks", "memory_bytes", "link"}
@@ -224,7 +240,8 @@ def render(cluster: Cluster) -> str:
     lines = []
     for link in cluster.links:
         lines += [f"[links.{_quote(link.name)}]", f"latency_s = {link.latency_s!r}"]
-        lines += [f"link_bytes_per_s = {link.link_bytes_per_s!r}", ""]
+        lines += [f"link_bytes_per_s = {link.link_bytes_per_s!r}"]
+        lines += [f"num_sockets = {link.num_sockets}", ""]
     for host in cluster.hosts:
         lines += ["[[hosts]]", f"name = {_quote(host.name)}"]
         lines += [f"num_ranks = {host.num_ranks}"]

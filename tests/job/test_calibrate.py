@@ -11,15 +11,18 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from placet.job.calibrate import (
+    HOSTS,
+    WITHIN,
     Place,
     calibration,
     print_measurements,
     ranks_by_host,
+    with_sockets,
 )
 from placet.job.cli import BAD_INPUT, app
 from placet.job.link_fit import Timed, fit, host_groups, rounds, tournament
 from placet.job.link_timing import slower
-from placet.placement.cluster import Cluster
+from placet.placement.cluster import Cluster, Host, LinkClass
 
 SIZES = (1 << 10, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 
@@ -152,6 +155,21 @@ def test_calibration_names_each_class_and_describes_the_cluster():
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for shown in ("ranks of a host", "4.00 GB/s", "100.0 MB/s", "300 us"):
         assert shown in text
+
+
+@pytest.mark.parametrize(
+    ("rates", "expected"),
+    [
+        (((1, 100.0), (2, 101.0), (4, 102.0)), 1),
+        (((1, 50.0), (2, 99.0), (4, 100.0)), 2),
+        (((1, 100.0), (2, 60.0), (4, 20.0)), 1),
+    ],
+)
+def test_sockets_are_as_many_as_fill_the_link(rates, expected):
+    links = (LinkClass(WITHIN, 1e-5, 1e9), LinkClass(HOSTS, 1e-4, 1e8))
+    hosts = tuple(Host(name, 1, 1, WITHIN) for name in "ab")
+    found = with_sockets(Cluster(hosts, links, HOSTS), rates)
+    assert [link.num_sockets for link in found.links] == [1, expected]
 
 
 def test_ranks_by_host_refuses_scattered_ranks():

@@ -72,6 +72,11 @@ def test_here_is_this_machine():
             "hosts = []\n[links.x]\nlatency_s = '1ms'\nlink_bytes_per_s = 1",
             "links.x.latency_s must be written as a number, got '1ms'",
         ),
+        (
+            "hosts = []\n[links.x]\nlatency_s = 0\nlink_bytes_per_s = 1\n"
+            "num_sockets = 0",
+            "num_sockets=0; at least 1",
+        ),
     ],
 )
 def test_file_that_is_no_cluster(tmp_path, text, message):

@@ -44,7 +44,7 @@ def connect_engine(
     debug: bool = False,
     report_folder: Path | None = None,
     can_reform: bool = True,
-    num_sockets: int = 1,
+    num_sockets: int | None = None,
     towards: str | None = None,
     heartbeat_seconds: float = 10.0,
 ) -> EngineWire:
@@ -61,7 +61,8 @@ def connect_engine(
         debug: see `EngineWire`.
         report_folder: where flight records go when something fails.
         can_reform: whether the program can call `reform`; errors then name it.
-        num_sockets: TCP sockets between two hosts' ranks.
+        num_sockets: TCP sockets between two hosts' ranks; what the cluster says, or 1,
+            if left out.
         towards: see `meet`.
         heartbeat_seconds: a host that is silent for so long is lost.
 
@@ -84,7 +85,7 @@ def connect_engine(
         timeout_seconds=timeout_seconds,
         share_memory=name == "native",
         memory_bytes=MEMORY_BYTES,
-        num_sockets=num_sockets,
+        num_sockets=num_sockets or partial(_num_sockets, cluster, rank),
         towards=towards,
         heartbeat_seconds=heartbeat_seconds,
     )
@@ -108,6 +109,10 @@ def connect_engine(
         watch=partial(end_silent, far, heartbeat_seconds),
         start_bytes=MEETING_BYTES * (num_ranks - 1 if rank == 0 else 1),
     )
+
+
+def _num_sockets(cluster: Cluster | None, rank: int, peer: int) -> int:
+    return 1 if cluster is None else cluster.link(rank, peer).num_sockets
 
 
 def guess_cluster(hosts: Sequence[str]) -> Cluster | None:
