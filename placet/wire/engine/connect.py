@@ -13,8 +13,8 @@ from placet.placement.cluster import Cluster, Host, LinkClass
 from placet.wire.engine.core import Core, Link
 from placet.wire.engine.listening import end_silent
 from placet.wire.engine.meeting import MeetingStore, meet
-from placet.wire.engine.native.build import CannotBuild, library
-from placet.wire.engine.native.core import NativeCore
+from placet.wire.engine.native.build import CannotBuild
+from placet.wire.engine.native.core import NativeCore, check_usable
 from placet.wire.engine.plain.core import PlainCore
 from placet.wire.engine.wire import EngineWire, start_wire
 
@@ -148,10 +148,10 @@ def make_core(name: CoreName, peer: int, links: Sequence[Link], num_here: int) -
 
 def _best_core() -> CoreName:
     try:
-        library()
+        check_usable()
     except CannotBuild as error:
         warnings.warn(
-            f"the wire's native core cannot be compiled, so the slower one in Python "
+            f"the wire's native core cannot be used, so the slower one in Python "
             f"carries the moves: {error}",
             RuntimeWarning,
             stacklevel=3,

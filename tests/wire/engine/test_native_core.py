@@ -11,6 +11,7 @@ import pytest
 from placet.wire.engine.connect import MEMORY_BYTES
 from placet.wire.engine.core import Link
 from placet.wire.engine.native import build
+from placet.wire.engine.native import core as native
 from placet.wire.engine.native.core import NativeCore
 from placet.wire.engine.plain.core import PlainCore
 from tests.wire.engine import core_conformance, core_failures
@@ -87,3 +88,14 @@ def test_no_compiler_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(build.CannotBuild, match=r"no C\+\+ compiler .* is on the PATH"):
         build.library(tmp_path)
+
+
+def test_library_that_cannot_be_loaded_is_said(tmp_path, monkeypatch):
+    (tmp_path / "broken.so").write_text("no library")
+    monkeypatch.setattr(native, "library", lambda: tmp_path / "broken.so")
+    native._libraries.cache_clear()
+    try:
+        with pytest.raises(build.CannotBuild, match=r"broken\.so cannot be loaded"):
+            native.check_usable()
+    finally:
+        native._libraries.cache_clear()

@@ -24,7 +24,7 @@ from placet.wire.engine.core import (
     Task,
 )
 from placet.wire.engine.frames import MESSAGE_BYTES
-from placet.wire.engine.native.build import library
+from placet.wire.engine.native.build import CannotBuild, library
 from placet.wire.engine.schedule import Kind, Schedule
 
 DTYPES = (
@@ -253,11 +253,23 @@ def _encoded(schedule: Schedule) -> Encoded:
     )
 
 
+def check_usable() -> None:
+    """Raise unless the native core can run here.
+
+    Raises:
+        CannotBuild: it cannot be compiled, or what was compiled cannot be loaded.
+    """
+    _libraries()
+
+
 @cache
 def _libraries() -> tuple[ctypes.PyDLL, ctypes.CDLL]:
     """The library twice: keeping Python's lock in a call, and giving it up."""
     path = str(library())
-    fast, slow = ctypes.PyDLL(path), ctypes.CDLL(path)
+    try:
+        fast, slow = ctypes.PyDLL(path), ctypes.CDLL(path)
+    except OSError as error:  # such as a cache on a file system without execution
+        raise CannotBuild(f"{path} cannot be loaded: {error}") from error
     address, number, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64
     seconds = ctypes.c_double
     for lib in (fast, slow):
