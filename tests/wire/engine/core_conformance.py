@@ -292,8 +292,8 @@ def check_priority(make_core: MakeCore) -> None:
             order = _order(frames)
             assert_done(core, bulk, urgent)
             assert core.counters().num_preemptions >= 1
-        first, num_slices = order.index(2), 8 * MIB // SLICE_BYTES
-        assert order.count(1) == order.count(2) == num_slices
+        first, num_slices = order.index(2), order.count(2)
+        assert order.count(1) == num_slices >= 8 * MIB // SLICE_BYTES
         assert first < num_slices // 2  # only what the channel held goes before it
         until = first + num_slices + num_slices // 16 + 1
         assert order[first:until].count(2) == num_slices
