@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t STAGED_BYTES = 1 << 16;  // small frames joined into one call
 constexpr uint64_t COPIED_BYTES = 1 << 14;  // payloads up to this size are copied
 // A reduction begins when its frame is whole, so long frames would leave slow links idle.
-constexpr uint64_t SOCKET_SLICE = 1 << 16;
+constexpr uint64_t SOCKET_SLICE = 1 << 15;
 constexpr uint64_t RING_SLICE = 1 << 17;
 constexpr uint64_t LEAST_PART = 1 << 13;    // no smaller piece of a slice into a ring
 constexpr uint32_t OLDEST_EVERY = 16;
