@@ -59,6 +59,21 @@ def everyone(wire):
     return wire.submit(move, ONES, key="all").wait()[0].item()
 
 
+def test_who_waits_in_a_group_without_the_lost_rank_is_told_who_it_was(make):
+    (first, second, _), end = make(3)
+    future = first.submit(over(0, 1), ONES, key="pair")
+    end(2)
+    lost(first, 2)
+    lost(second, 2)
+    reforming = threading.Thread(target=second.reform, args=(10,))
+    reforming.start()
+    with pytest.raises(PeerLost, match=r"rank 1 .*re-forms .*\(lost: rank 2: "):
+        future.wait()
+    first.reform(10)
+    reforming.join(10)
+    assert on_each([first, second], everyone) == [2.0] * 2
+
+
 def test_survivors_go_on_in_the_same_object(make):
     started, end = make(4)
     old_keys = on_each(started, everyone)
