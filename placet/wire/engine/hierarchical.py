@@ -27,6 +27,7 @@ levels); differs in the pieces that tie the stages together.
 from placet.boxing.algorithm_bytes import even_chunks, find_in
 from placet.boxing.moves import AllReduce
 from placet.wire.engine.pieces import Follows, Span, append, schedule_of, spans
+from placet.wire.engine.ring import add_sums
 from placet.wire.engine.schedule import Buffer, Instruction, Kind, Place, Schedule
 
 
@@ -41,7 +42,7 @@ def all_reduce(move: AllReduce, rank: int) -> Schedule:
         for count, (start, _) in zip(parts, part_spans, strict=True)
     ]
     program: list[Instruction] = []
-    ready = _reduce_in_block(program, blocks[b], k, part_spans)
+    ready = add_sums(program, blocks[b], k, part_spans)
     across = tuple(block[k] for block in blocks)
     start = part_spans[k][0]
     scratch_bytes, complete = _across(program, across, b, pieces[k], (start, ready))
@@ -49,25 +50,6 @@ def all_reduce(move: AllReduce, rank: int) -> Schedule:
     in_order = [[piece[i] for i in order] for piece in pieces]
     _gather_in_block(program, blocks[b], k, in_order, complete)
     return schedule_of(move, program, scratch_bytes)
-
-
-def _reduce_in_block(
-    program: list[Instruction], block: tuple[int, ...], k: int, parts: list[Span]
-) -> Follows:
-    # The first half of `ring.all_reduce`, over the block.
-    size = len(block)
-    dst, src = block[k - 1], block[(k + 1) % size]
-    ready: Follows = ()
-    for step in range(size - 1):
-        start, length = parts[(k + 1 + step) % size]
-        given = Place(Buffer.OUT if step else Buffer.PAYLOAD, start)
-        append(program, Instruction(Kind.SEND, length, dst, given, follows=ready))
-        start, length = parts[(k + 2 + step) % size]
-        own, total = Place(Buffer.PAYLOAD, start), Place(Buffer.OUT, start)
-        ready = append(
-            program, Instruction(Kind.RECEIVE_REDUCE, length, src, own, total)
-        )
-    return ready
 
 
 def _across(

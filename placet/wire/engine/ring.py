@@ -24,7 +24,7 @@ gloo's.
 """
 
 from placet.boxing.moves import AllGather, AllReduce, ReduceScatter
-from placet.wire.engine.pieces import Follows, append, schedule_of, spans
+from placet.wire.engine.pieces import Follows, Span, append, schedule_of, spans
 from placet.wire.engine.schedule import Buffer, Instruction, Kind, Place, Schedule
 
 
@@ -35,6 +35,27 @@ def all_reduce(move: AllReduce, rank: int) -> Schedule:
     dst, src = group[me - 1], group[(me + 1) % size]
     chunks = spans(move.chunks, move.dtype.itemsize)
     program: list[Instruction] = []
+    ready = add_sums(program, group, me, chunks)
+    for step in range(size - 1):
+        start, length = chunks[(me + step) % size]
+        given = Place(Buffer.OUT, start)
+        append(program, Instruction(Kind.SEND, length, dst, given, follows=ready))
+        start, length = chunks[(me + 1 + step) % size]
+        got = Place(Buffer.OUT, start)
+        ready = append(program, Instruction(Kind.RECEIVE, length, src, dst=got))
+    return schedule_of(move, program)
+
+
+def add_sums(
+    program: list[Instruction], group: tuple[int, ...], me: int, chunks: list[Span]
+) -> Follows:
+    """The first half: member i gets chunk i of the sum, in the result.
+
+    Returns:
+        What must be done before that chunk may be sent on.
+    """
+    size = len(group)
+    dst, src = group[me - 1], group[(me + 1) % size]
     ready: Follows = ()
     for step in range(size - 1):
         start, length = chunks[(me + 1 + step) % size]
@@ -45,14 +66,7 @@ def all_reduce(move: AllReduce, rank: int) -> Schedule:
         ready = append(
             program, Instruction(Kind.RECEIVE_REDUCE, length, src, own, sum_)
         )
-    for step in range(size - 1):
-        start, length = chunks[(me + step) % size]
-        given = Place(Buffer.OUT, start)
-        append(program, Instruction(Kind.SEND, length, dst, given, follows=ready))
-        start, length = chunks[(me + 1 + step) % size]
-        got = Place(Buffer.OUT, start)
-        ready = append(program, Instruction(Kind.RECEIVE, length, src, dst=got))
-    return schedule_of(move, program)
+    return ready
 
 
 def all_gather(move: AllGather, rank: int) -> Schedule:

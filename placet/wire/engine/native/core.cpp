@@ -23,7 +23,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t INLINE_BYTES = 1 << 20;  // submit itself moves tasks up to this size
-constexpr uint64_t LOCAL_BYTES = 1 << 20;   // local work of one pass
 constexpr int UNSENT_BYTES = 1 << 17;       // that a TCP socket may hold back
 constexpr int NAP_MILLISECONDS = 200;
 constexpr uint32_t PASSES_A_LOOK = 256;
@@ -73,7 +72,7 @@ void Core::link(int number, const int* fds, int num_fds, int send_memory,
         setsockopt(fds[k], IPPROTO_TCP, TCP_NOTSENT_LOWAT, &UNSENT_BYTES, sizeof(int));
         epoll_event e{};
         e.events = SOCKET_EVENTS;
-        e.data.u64 = p << 32 | uint64_t(k);
+        e.data.u64 = peer->streams[k].id = p << 32 | uint64_t(k);
         epoll_ctl(epoll_, EPOLL_CTL_ADD, fds[k], &e);
     }
     peers_.push_back(std::move(peer));
@@ -283,7 +282,7 @@ bool Core::pass() {
     return progressed;
 }
 
-// REDUCE and COPY as far as what they follow allows.
+// REDUCE and COPY as far as what they follow allows; ends the task if all is done.
 bool Core::run_locals(Task& t, uint64_t budget) {
     bool progressed = false, again = true;
     while (again && budget && t.state == PENDING) {
@@ -391,8 +390,24 @@ void Core::leave(Task& t) {
     }
 }
 
-void Core::finish(Task& t) {
-    // What was received on trust must be acknowledged even though we end here.
+void Core::finish(Task& t) { end(t, DONE); }
+
+void Core::fail_task(Task& t) {
+    if (t.state != PENDING) return;
+    detach(t);
+    failed_.insert(t.collective);
+    end(t, FAILED);
+}
+
+void Core::fail_all() {
+    std::vector<Task*> all;
+    for (auto& [_, t] : tasks_) all.push_back(t);
+    for (Task* t : all) fail_task(*t);
+}
+
+void Core::end(Task& t, int state) {
+    // That it was submitted must be said even though it ends here: what peers sent on
+    // trust is acknowledged by it, and those of a failed task need not guess.
     for (Lane& lane : t.receives) {
         auto& owed = peers_[lane.peer]->owed;
         auto at = std::find(owed.begin(), owed.end(), &t);
@@ -403,26 +418,7 @@ void Core::finish(Task& t) {
     leave(t);
     uint64_t handle = reinterpret_cast<uint64_t>(&t);
     bool notify = t.notify;
-    t.state.store(DONE, std::memory_order_release);
-    if (notify) post(FINISHED, -1, handle, {});
-    if (num_waiting_) done_.notify_all();
-}
-
-void Core::fail_task(Task& t) {
-    if (t.state != PENDING) return;
-    for (Lane& lane : t.receives) {
-        auto& owed = peers_[lane.peer]->owed;
-        auto at = std::find(owed.begin(), owed.end(), &t);
-        if (at == owed.end()) continue;
-        owed.erase(at);  // it was submitted: the peer need not guess
-        queue(lane.peer, READY, t.collective, t.fingerprint, {});
-    }
-    detach(t);
-    leave(t);
-    failed_.insert(t.collective);
-    uint64_t handle = reinterpret_cast<uint64_t>(&t);
-    bool notify = t.notify;
-    t.state.store(FAILED, std::memory_order_release);
+    t.state.store(state, std::memory_order_release);
     if (notify) post(FINISHED, -1, handle, {});
     if (num_waiting_) done_.notify_all();
 }
@@ -481,9 +477,7 @@ bool Core::next_event(double seconds, Event& event) {
 
 void Core::advance(uint32_t epoch, const std::vector<int>& lost_numbers) {
     Lock lock = enter_door();
-    std::vector<Task*> all;
-    for (auto& [_, t] : tasks_) all.push_back(t);
-    for (Task* t : all) fail_task(*t);
+    fail_all();
     epoch_ = epoch;
     early_.clear();
     failed_.clear();
@@ -509,9 +503,7 @@ void Core::close() {
     Lock lock = enter_door();
     if (is_closed_) return;
     is_closed_ = true;
-    std::vector<Task*> all;
-    for (auto& [_, t] : tasks_) all.push_back(t);
-    for (Task* t : all) fail_task(*t);
+    fail_all();
     for (size_t p = 0; p < peers_.size(); p++)
         if (peers_[p]->alive) queue(int(p), BYE, 0, 0, {});
     auto go_on_while = [&](auto&& holds) {

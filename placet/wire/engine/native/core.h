@@ -30,6 +30,8 @@ namespace placet {
 // its turn. `Stream::readable` remembers.
 constexpr uint32_t SOCKET_EVENTS = EPOLLIN | EPOLLRDHUP | EPOLLET;
 
+constexpr uint64_t LOCAL_BYTES = 1 << 20;  // local work of one pass
+
 enum EventKind : int { MESSAGE = 1, LOST = 2, MISMATCH = 3, FINISHED = 4, LEFT = 5 };
 
 struct Event {
@@ -92,6 +94,8 @@ class Core {
     void enter(Task& t);
     void finish(Task& t);
     void fail_task(Task& t);
+    void fail_all();
+    void end(Task& t, int state);
     void leave(Task& t);
     bool run_locals(Task& t, uint64_t budget);
     void post(int kind, int peer, uint64_t handle, std::string data);

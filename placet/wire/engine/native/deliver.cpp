@@ -312,8 +312,7 @@ void Core::absorb(Task& t, Lane& lane, const char* data, uint64_t n) {
         data += m;
         n -= m;
     }
-    if (!t.locals.empty()) run_locals(t, 1 << 20);
-    else if (!t.num_undone) finish(t);
+    run_locals(t, LOCAL_BYTES);
 }
 
 void Core::mismatch(Task& t, int p, const Header& h, uint64_t expected) {

@@ -125,8 +125,7 @@ bool Core::send_slice(int p, Task& t) {
     peer.owed.erase(std::remove(peer.owed.begin(), peer.owed.end(), &t), peer.owed.end());
     if (put(p, h, body, &t, index)) {
         t.progress(i, n);
-        if (!t.locals.empty()) run_locals(t, 1 << 20);
-        else if (!t.num_undone) finish(t);
+        run_locals(t, LOCAL_BYTES);
     }
     return true;
 }
@@ -218,8 +217,7 @@ bool Core::flush_stream(int p, Stream& s) {
         Task& t = *s.big_task;
         if (!s.big_left) s.big_task = nullptr;
         t.progress(t.instructions[s.big_instruction], from_big);
-        if (!t.locals.empty()) run_locals(t, 1 << 20);
-        else if (!t.num_undone) finish(t);
+        run_locals(t, LOCAL_BYTES);
     }
     watch_out(s, false);
     return progressed;
@@ -228,16 +226,10 @@ bool Core::flush_stream(int p, Stream& s) {
 void Core::watch_out(Stream& s, bool on) {
     if (s.wants_out == on || s.fd < 0) return;
     s.wants_out = on;
-    // Find the stream's own id again: its place among the peers.
-    for (size_t p = 0; p < peers_.size(); p++)
-        for (size_t k = 0; k < peers_[p]->streams.size(); k++)
-            if (&peers_[p]->streams[k] == &s) {
-                epoll_event e{};
-                e.events = SOCKET_EVENTS | (on ? uint32_t(EPOLLOUT) : 0u);
-                e.data.u64 = uint64_t(p) << 32 | k;
-                epoll_ctl(epoll_, EPOLL_CTL_MOD, s.fd, &e);
-                return;
-            }
+    epoll_event e{};
+    e.events = SOCKET_EVENTS | (on ? uint32_t(EPOLLOUT) : 0u);
+    e.data.u64 = s.id;
+    epoll_ctl(epoll_, EPOLL_CTL_MOD, s.fd, &e);
 }
 
 // Wake a peer that said it sleeps, once.

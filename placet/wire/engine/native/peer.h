@@ -16,6 +16,7 @@ namespace placet {
 // from the task's own memory until the kernel has it.
 struct Stream {
     int fd = -1;
+    uint64_t id = 0;  // for epoll: its peer and its place there
     std::vector<char> staged;
     size_t staged_at = 0;
     const char* big = nullptr;
