@@ -12,8 +12,8 @@ A rule says which signatures an operator has, and what a rank calls then: mostly
 same operator on its parts; sometimes with other sizes (`view`), an offset (`embedding`
 split over the vocabulary), or another function (a convolution with a halo).
 
-Source: OneFlow (arXiv:2110.15032), SBP signatures; differs in being per mesh axis and in
-the local call being part of the rule.
+Source: OneFlow (arXiv:2110.15032), SBP signatures; differs in being per mesh axis, and
+in that the local call is part of the rule.
 """
 
 from collections.abc import Callable, Sequence
