@@ -9,6 +9,7 @@
     ├── RanksDiffer          ranks were started with different code or parameters
     ├── NonFiniteLoss        the loss became NaN or infinite
     ├── CheckpointError      a checkpoint is truncated, foreign, or for another model
+    ├── PlanError            no plan fits, or a plan is for another model or mesh
     └── LabError             the emulated cluster could not be built
 
 Each message ends with the page that explains it (docs/errors.md).
@@ -55,6 +56,10 @@ class NonFiniteLoss(PlacetError):
 
 class CheckpointError(PlacetError):
     """A checkpoint is truncated, foreign, or belongs to another model."""
+
+
+class PlanError(PlacetError):
+    """No plan fits the memory, or a plan is for another model or mesh."""
 
 
 class LabError(PlacetError):

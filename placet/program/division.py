@@ -3,6 +3,7 @@
     signatures   how each operator is divided over each mesh axis
     homes        where each parameter and buffer is stored
     boxings      the changes of layout of each tensor, one step each
+    again        those that are made once more for the backward (ZeRO level 3)
 """
 
 from collections.abc import Mapping
@@ -23,6 +24,9 @@ class Division:
         boxings: tensor -> (src, dst) steps, each after those it goes on from. A state's
             new value or gradient ends in the state's home. What is read in the layout
             it is made in has none.
+        again: tensor -> steps for its reads in the backward, from the layout it is made
+            in; the results of `boxings` are then dropped after the forward. A tensor
+            that is not here keeps them.
     """
 
     mesh: Mesh
@@ -31,3 +35,4 @@ class Division:
     boxings: Mapping[str, tuple[tuple[Layout, Layout], ...]] = field(
         default_factory=dict
     )
+    again: Mapping[str, tuple[tuple[Layout, Layout], ...]] = field(default_factory=dict)
