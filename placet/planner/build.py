@@ -234,7 +234,7 @@ def _domains(
 ) -> dict[str, Domain]:
     """The domain of every tensor."""
     wanted: dict[TensorMeta, dict[Placement, None]] = {}
-    for name, meta in graph.tensors.items():
+    for meta in graph.tensors.values():
         wanted.setdefault(meta, {B: None})
     for op in graph.ops:
         for signature in signatures(operators[op.name]):
@@ -285,8 +285,8 @@ def _pinned(
     for i, pin in enumerate(pins):
         if i not in used:
             raise ValueError(
-                f"Pin({pin.pattern!r}) matches no {'state' if pin.home else 'operator'};"
-                f" {_some_names(pin, graph)}"
+                f"Pin({pin.pattern!r}) matches no "
+                f"{'state' if pin.home else 'operator'}; {_some_names(pin, graph)}"
             )
     return nodes
 

@@ -5,8 +5,8 @@
     Pin("features.*", input=S(0))                   what an operator reads first
     Pin("head", "model", output=P(), forbid=True)   not so
 
-A pattern (as of shells: *, ?) names parameters and buffers, operators, or modules, which
-means all operators of the module and below it. Without an axis a pin holds on all.
+A pattern (as of shells: *, ?) names parameters and buffers, operators, or modules, that
+is all operators of the module and below it. Without an axis a pin holds on all.
 """
 
 from collections.abc import Sequence
@@ -46,8 +46,8 @@ class Pin:
         given = [p for p in (self.home, self.input, self.output) if p is not None]
         if len(given) != 1:
             raise ValueError(
-                f"Pin({self.pattern!r}): give one of home=, input= and output=, such as "
-                f"home=S(0); got {len(given)}"
+                f"Pin({self.pattern!r}): give one of home=, input= and output=, such "
+                f"as home=S(0); got {len(given)}"
             )
 
     @property
