@@ -6,6 +6,7 @@ rank then needs (num_ranks - 1 more).
 Source: OneFlow (arXiv:2110.15032), boxing costs; there summed over the ranks.
 """
 
+from placet.boxing.counts import group_size, held
 from placet.boxing.lowered import Lowered
 from placet.boxing.moves import AllReduce
 from placet.boxing.parts import (
@@ -29,9 +30,8 @@ def applies(src: Placement, dst: Placement) -> bool:
 
 def received_bytes(change: Change) -> int:
     """Bytes received by all ranks: 2 (num_ranks - 1) for each element of a group."""
-    ranks = change.src.mesh.ranks
-    num_ranks = len(group(change, ranks[0]))
-    elements = sum(src_elements(change, r) for r in ranks) // num_ranks
+    num_ranks = group_size(change.src, change.axes)
+    elements = held(change.shapes, change.src) // num_ranks
     return 2 * (num_ranks - 1) * elements * change.dtype.itemsize
 
 

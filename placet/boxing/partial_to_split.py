@@ -6,6 +6,7 @@ num_ranks - 1 transfers.
 Source: OneFlow (arXiv:2110.15032), boxing costs; there summed over the ranks.
 """
 
+from placet.boxing.counts import group_size, held
 from placet.boxing.lowered import Lowered, Piece
 from placet.boxing.moves import ReduceScatter
 from placet.boxing.parts import (
@@ -33,9 +34,8 @@ def applies(src: Placement, dst: Placement) -> bool:
 
 def received_bytes(change: Change) -> int:
     """Bytes received by all ranks: num_ranks - 1 terms for each element of a part."""
-    ranks = change.src.mesh.ranks
-    others = len(group(change, ranks[0])) - 1
-    elements = sum(dst_elements(change, r) for r in ranks)
+    others = group_size(change.src, change.axes) - 1
+    elements = held(change.shapes, change.dst)
     return others * elements * change.dtype.itemsize
 
 

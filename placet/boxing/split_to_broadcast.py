@@ -6,11 +6,11 @@ is (num_ranks - 1) / num_ranks of the tensor where parts are even.
 Source: OneFlow (arXiv:2110.15032), boxing costs; there summed over the ranks.
 """
 
+from placet.boxing.counts import held
 from placet.boxing.lowered import Lowered, Piece
 from placet.boxing.moves import AllGather
 from placet.boxing.parts import (
     dst_box,
-    dst_elements,
     group,
     inside,
     local_shapes,
@@ -31,8 +31,7 @@ def applies(src: Placement, dst: Placement) -> bool:
 
 def received_bytes(change: Change) -> int:
     """Bytes received by all ranks: each lacks all but its part."""
-    ranks = change.src.mesh.ranks
-    lacking = sum(dst_elements(change, r) - src_elements(change, r) for r in ranks)
+    lacking = held(change.shapes, change.dst) - held(change.shapes, change.src)
     return lacking * change.dtype.itemsize
 
 

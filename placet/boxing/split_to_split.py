@@ -8,6 +8,7 @@ Source: OneFlow (arXiv:2110.15032), boxing costs; there summed over the ranks.
 
 from functools import lru_cache
 
+from placet.boxing.counts import held, kept_by_split
 from placet.boxing.lowered import Lowered, Piece
 from placet.boxing.moves import AllToAll
 from placet.boxing.parts import (
@@ -31,6 +32,11 @@ def applies(src: Placement, dst: Placement) -> bool:
 
 def received_bytes(change: Change) -> int:
     """Bytes received by all ranks: each lacks what its new slice has beyond its old."""
+    kinds = {(change.src.placement(a), change.dst.placement(a)) for a in change.axes}
+    if len(kinds) == 1:
+        elements = held(change.shapes, change.dst)
+        kept = kept_by_split(change.shapes, change.src, change.dst, change.axes)
+        return (elements - kept) * change.dtype.itemsize
     ranks = change.src.mesh.ranks
     lacking = sum(dst_elements(change, r) - _shared(change, r, r) for r in ranks)
     return lacking * change.dtype.itemsize
