@@ -1,25 +1,42 @@
 """The layouts a tensor can be in, and the cheapest boxings between them.
 
     layouts     what a tensor's producer and consumers can want     -> make_domain
-    steps       changes that one rule of the table makes            -> Domain.steps
-    prices      cheapest path between any two                       -> Domain.prices
+    steps       changes that one rule of the table makes            -> _steps
+    prices      cheapest path between any two                       -> _closure
     a tree      one layout made, several read: boxings share steps  -> Domain.tree
 
-Only changes along axes are steps here, no box intersections (except for halos), so
-that a domain costs the same for 4 ranks and 4096.
+Only changes along axes are steps here: of one axis, or of several alike as one. Box
+intersections are not (for halos they are, on one axis), so that a domain costs the same
+for 4 ranks and 4096.
+
+Source of the tree: S. E. Dreyfus and R. A. Wagner, "The Steiner problem in graphs",
+Networks 1 (1971); differs in directed steps.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations, product
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from placet.boxing.counts import largest_part
+from placet.boxing.intersection import RULE as INTERSECTION
 from placet.boxing.path import Step
-from placet.placement.layout import Layout
+from placet.boxing.rule import Change
+from placet.boxing.table import axis_rule
+from placet.placement.layout import Layout, Shape
+from placet.placement.mesh import Mesh
+from placet.placement.placement import Broadcast, Partial, Placement, Split
 
 StepPrice = Callable[[Step], float]
 """What a step costs, >= 0."""
+
+Floats = npt.NDArray[np.float64]
+MAX_EXACT = 4
+"""Trees to more layouts than this are built from shortest paths, one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,17 +46,240 @@ class Domain:
     Args:
         layouts: all on one mesh.
         steps: (n, n) the price of changing in one step; inf where no rule does.
+        prices: (n, n) of the cheapest path.
         local_bytes: (n,) on the fullest rank.
     """
 
     layouts: tuple[Layout, ...]
-    steps: npt.NDArray[np.float64]
-    local_bytes: npt.NDArray[np.float64]
+    steps: Floats
+    prices: Floats
+    local_bytes: Floats
+
+    @cached_property
+    def positions(self) -> dict[tuple[Placement, ...], int]:
+        """Where a layout stands, by its placements."""
+        return {layout.placements: i for i, layout in enumerate(self.layouts)}
+
+    @cached_property
+    def _trees(self) -> dict[tuple[int, tuple[int, ...]], "_Tree"]:
+        return {}
+
+    def index(self, layout: Layout) -> int:
+        """Where a layout stands.
+
+        Raises:
+            KeyError: the tensor cannot be in it.
+        """
+        return self.positions[layout.placements]
 
     def tree_price(self, src: int, wanted: tuple[int, ...]) -> float:
         """The price of the cheapest tree of steps from a layout to several."""
-        raise NotImplementedError
+        return self._tree(src, wanted).price
 
     def tree(self, src: int, wanted: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
         """The steps of that tree, each before those that go on from it."""
-        raise NotImplementedError
+        return self._tree(src, wanted).steps
+
+    def _tree(self, src: int, wanted: tuple[int, ...]) -> "_Tree":
+        goals = tuple(sorted({goal for goal in wanted if goal != src}))
+        if not goals:
+            return _Tree(0.0, ())
+        if (src, goals) not in self._trees:
+            make = _exact_tree if len(goals) <= MAX_EXACT else _grown_tree
+            self._trees[src, goals] = make(self, src, goals)
+        return self._trees[src, goals]
+
+    def path(self, src: int, dst: int) -> list[tuple[int, int]]:
+        """The steps of the cheapest path."""
+        steps = []
+        while src != dst:
+            through = self.steps[src] + self.prices[:, dst]
+            through[src] = np.inf
+            best = int(np.argmin(through))
+            steps.append((src, best))
+            src = best
+        return steps
+
+
+@dataclass(frozen=True)
+class _Tree:
+    price: float
+    steps: tuple[tuple[int, int], ...]
+
+
+def make_domain(
+    shape: Shape,
+    dtype: torch.dtype,
+    mesh: Mesh,
+    placements: Sequence[Sequence[Placement]],
+    price: StepPrice,
+) -> Domain:
+    """All layouts made of some placements, and what changing between them costs.
+
+    Args:
+        placements: what each axis may have; P(avg) is left out of the halo's company
+            and layouts that do not exist (two reductions, a dim too many) are too.
+        price: of one step.
+    """
+    layouts = tuple(
+        Layout(mesh, picked)
+        for picked in product(*placements)
+        if _exists(picked, len(shape))
+    )
+    steps = _steps(shape, dtype, layouts, price)
+    itemsize = dtype.itemsize
+    local = np.array([largest_part(shape, x) * itemsize for x in layouts], dtype=float)
+    return Domain(layouts, steps, _closure(steps), local)
+
+
+def step_between(
+    shapes: tuple[Shape, ...], dtype: torch.dtype, src: Layout, dst: Layout
+) -> Step | None:
+    """The step that changes a layout to another by one rule, or None."""
+    axes = _changed(src.placements, dst.placements, src.mesh.axes)
+    change = Change(shapes, dtype, src, dst, axes)
+    if any(_has_halo(layout.placement(a)) for layout in (src, dst) for a in axes):
+        return Step(change, INTERSECTION)
+    rule = axis_rule(src, dst)
+    return None if rule is None else Step(change, rule)
+
+
+def _changed(
+    src: Sequence[Placement], dst: Sequence[Placement], axes: Sequence[str]
+) -> tuple[str, ...]:
+    return tuple(a for a, p, q in zip(axes, src, dst, strict=True) if p != q)
+
+
+def _exists(placements: Sequence[Placement], num_dims: int) -> bool:
+    reductions = {p.reduction for p in placements if isinstance(p, Partial)}
+    cut = [p.dim for p in placements if isinstance(p, Split)]
+    halos = {p.dim for p in placements if isinstance(p, Split) and any(p.halo)}
+    fits = all(dim < num_dims for dim in cut)
+    return fits and len(reductions) <= 1 and all(cut.count(dim) == 1 for dim in halos)
+
+
+def _has_halo(placement: Placement) -> bool:
+    return isinstance(placement, Split) and any(placement.halo)
+
+
+def _steps(
+    shape: Shape, dtype: torch.dtype, layouts: tuple[Layout, ...], price: StepPrice
+) -> Floats:
+    found = np.full((len(layouts), len(layouts)), np.inf)
+    positions = {layout.placements: i for i, layout in enumerate(layouts)}
+    for i, src in enumerate(layouts):
+        found[i, i] = 0.0
+        for placements in _neighbours(src, positions):
+            j = positions[placements]
+            step = step_between((shape,), dtype, src, layouts[j])
+            if step is not None:
+                found[i, j] = price(step)
+    return found
+
+
+def _neighbours(
+    src: Layout, positions: dict[tuple[Placement, ...], int]
+) -> Iterator[tuple[Placement, ...]]:
+    """Layouts that differ on one axis, or alike on several."""
+    here = src.placements
+    options = [dict.fromkeys(p[a] for p in positions) for a in range(len(here))]
+    for count in range(1, len(here) + 1):
+        for axes in combinations(range(len(here)), count):
+            old = {here[a] for a in axes}
+            if len(old) > 1:
+                continue
+            for new in options[axes[0]]:
+                if new in old or not _may_step(here[axes[0]], new, count):
+                    continue
+                there = list(here)
+                for a in axes:
+                    there[a] = new
+                if tuple(there) in positions:
+                    yield tuple(there)
+
+
+def _may_step(old: Placement, new: Placement, num_axes: int) -> bool:
+    """Whether a change is worth a step: halos come from, and go to, their own dim."""
+    if isinstance(old, Partial) and isinstance(new, Partial):
+        return False
+    if not (_has_halo(old) or _has_halo(new)):
+        # Several axes at once save moves only where something is reduced or gathered.
+        return num_axes == 1 or not isinstance(old, Broadcast)
+    if num_axes > 1 or not (isinstance(old, Split) and isinstance(new, Split)):
+        return num_axes == 1 and isinstance(old, Broadcast) and not _is_adjoint(new)
+    if old.dim != new.dim or (_has_halo(old) and _has_halo(new)):
+        return False
+    return (
+        _is_adjoint(old)
+        or (_has_halo(new) and not _is_adjoint(new))
+        or (_has_halo(old) and not _is_adjoint(old))
+    )
+
+
+def _is_adjoint(placement: Placement) -> bool:
+    return isinstance(placement, Split) and placement.adjoint
+
+
+def _closure(steps: Floats) -> Floats:
+    """Shortest paths between all pairs (Floyd and Warshall)."""
+    prices = steps.copy()
+    for k in range(len(prices)):
+        np.minimum(prices, prices[:, k, None] + prices[None, k], out=prices)
+    return prices
+
+
+def _exact_tree(domain: Domain, src: int, goals: tuple[int, ...]) -> _Tree:
+    """The cheapest tree, by what it costs to reach each set of goals from anywhere."""
+    prices = domain.prices
+    full = (1 << len(goals)) - 1
+    cost: dict[int, Floats] = {}
+    at: dict[int, npt.NDArray[np.intp]] = {}
+    part: dict[int, npt.NDArray[np.intp]] = {}
+    for i, goal in enumerate(goals):
+        cost[1 << i] = prices[:, goal]
+        at[1 << i] = np.full(len(prices), goal)
+    for subset in range(1, full + 1):
+        if subset in cost:
+            continue
+        halves = list(_halves(subset))
+        joined = np.stack([cost[h] + cost[subset ^ h] for h in halves])
+        which = joined.argmin(axis=0)
+        best = joined.min(axis=0)
+        through = prices + best[None, :]
+        at[subset] = through.argmin(axis=1)
+        cost[subset] = through.min(axis=1)
+        part[subset] = np.array(halves)[which]
+    pairs: list[tuple[int, int]] = []
+
+    def walk(here: int, subset: int) -> None:
+        there = int(at[subset][here])
+        pairs.extend(domain.path(here, there))
+        if subset in part:
+            half = int(part[subset][there])
+            walk(there, half)
+            walk(there, subset ^ half)
+
+    walk(src, full)
+    return _Tree(float(cost[full][src]), tuple(dict.fromkeys(pairs)))
+
+
+def _halves(subset: int) -> Iterator[int]:
+    """The ways to part a set in two, each once."""
+    half = (subset - 1) & subset
+    while half:
+        if half > (subset ^ half):
+            yield half
+        half = (half - 1) & subset
+
+
+def _grown_tree(domain: Domain, src: int, goals: tuple[int, ...]) -> _Tree:
+    """A good tree: to the goal that is nearest to what there is, again and again."""
+    reached, left, pairs = [src], list(goals), []
+    while left:
+        table = domain.prices[np.ix_(reached, left)]
+        i, j = divmod(int(table.argmin()), len(left))
+        for step in domain.path(reached[i], left.pop(j)):
+            if step[1] not in reached:
+                pairs.append(step)
+                reached.append(step[1])
+    return _Tree(float(sum(domain.steps[a, b] for a, b in pairs)), tuple(pairs))

@@ -24,7 +24,7 @@ import numpy as np
 
 from placet.boxing.routes import Domain
 from placet.cost.flops import flops
-from placet.cost.objective import Objective
+from placet.cost.objective import Objective, is_divided
 from placet.placement.layout import Layout, Shape
 from placet.placement.mesh import Mesh
 from placet.placement.placement import Partial, Placement, Split
@@ -73,12 +73,6 @@ def find_choices(
         _indices([outs for _, outs in layouts], outputs),
         np.array([objective.node_cost(operator, s, mesh) for s in found]),
     )
-
-
-def is_divided(signature: Signature) -> bool:
-    """Whether the ranks of the axis share the operator's work."""
-    placements = (*signature.inputs, *signature.outputs)
-    return any(isinstance(p, Split) for p in placements)
 
 
 def _divided(
