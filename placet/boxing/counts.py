@@ -6,14 +6,15 @@ all ranks together hold, of a tensor,
     held = product of the sizes of the axes that do not split it
            x product over dims of the summed lengths of the dim's parts     -> held
 
-(the summed lengths are the dim's size, or more with a halo). When axes A change
-S(i) -> S(j), each the innermost cut of its dim, a rank's new part overlaps its old one
-in (old interval of i) x (new interval of j) x the rest. The two intervals share the
-coordinates along A and no others, so
+(the summed lengths are the dim's size, or more with a halo). What a rank holds before
+a change and after it is a box too, the intersection of two. Its length along a dim
+depends on the coordinates along the axes that cut that dim, before or after, so
 
-    kept = rest x sum over coordinates of A of (old lengths of i) (new lengths of j)
+    kept = product of the sizes of the axes that never split
+           x sum over coordinates of the others of
+                 product over dims of the lengths of the intersections   -> kept
 
-with lengths summed over the other axes that cut the dim           -> kept_by_split
+which is a product of small arrays, one a dim, exact for uneven parts and halos.
 """
 
 import math
@@ -28,36 +29,23 @@ from placet.placement.placement import Split
 
 def held(shapes: tuple[Shape, ...], layout: Layout) -> int:
     """Elements of some tensors that all ranks hold together, halos counted in."""
-    copies = math.prod(_copies(layout, ()))
+    rows = zip(layout.mesh.sizes, layout.placements, strict=True)
+    copies = math.prod(n for n, p in rows if not isinstance(p, Split))
     return copies * sum(
         math.prod(_summed(n, layout, dim) for dim, n in enumerate(shape))
         for shape in shapes
     )
 
 
-def _copies(layout: Layout, without: tuple[str, ...]) -> list[int]:
-    """Sizes of the axes that do not split, but those named."""
-    mesh = layout.mesh
-    rows = zip(mesh.axes, mesh.sizes, layout.placements, strict=True)
-    return [n for a, n, p in rows if a not in without and not isinstance(p, Split)]
-
-
 def _summed(size: int, layout: Layout, dim: int) -> int:
     """The lengths of all parts of a dim."""
-    halo = next(
-        (
-            p.halo
-            for p in layout.placements
-            if isinstance(p, Split) and p.dim == dim and any(p.halo)
-        ),
-        None,
-    )
-    if halo is None:
+    if not any(
+        isinstance(p, Split) and p.dim == dim and any(p.halo) for p in layout.placements
+    ):
         return size
-    cuts = tuple(layout.mesh.size(axis) for axis in layout.split_axes(dim))
-    starts, stops = _intervals(size, cuts)
-    wide = np.minimum(size, stops + halo[1]) - np.maximum(0, starts - halo[0])
-    return int(np.where(stops > starts, wide, 0).sum())
+    cuts = _cuts(layout, dim)
+    starts, stops = _grid(size, *cuts)
+    return int((stops - starts).sum())
 
 
 def group_size(layout: Layout, axes: tuple[str, ...]) -> int:
@@ -65,40 +53,61 @@ def group_size(layout: Layout, axes: tuple[str, ...]) -> int:
     return math.prod(layout.mesh.size(axis) for axis in axes)
 
 
-def kept_by_split(
-    shapes: tuple[Shape, ...], src: Layout, dst: Layout, axes: tuple[str, ...]
-) -> int:
-    """Elements that ranks keep, all together, when `axes` change S(i) -> S(j).
+def kept(shapes: tuple[Shape, ...], src: Layout, dst: Layout) -> int:
+    """Elements that ranks hold before a change and after it, all together.
 
     Args:
-        axes: those that change; the same i and j on all, innermost cuts of both.
+        shapes: of the tensors.
+        src, dst: layouts of one mesh; partial axes hold the same term in both.
     """
-    old, new = src.placement(axes[0]), dst.placement(axes[0])
-    assert isinstance(old, Split), old
-    assert isinstance(new, Split), new
-    i, j = old.dim, new.dim
     total = 0
     for shape in shapes:
-        lengths_i = _inner_lengths(shape[i], src, i, axes)
-        lengths_j = _inner_lengths(shape[j], dst, j, axes)
-        rest = math.prod(
-            _summed(n, src, dim) for dim, n in enumerate(shape) if dim not in (i, j)
+        product: npt.NDArray[np.int64] = np.ones((1,) * len(src.mesh.axes), np.int64)
+        for dim, size in enumerate(shape):
+            before = _grid(size, *_cuts(src, dim))
+            after = _grid(size, *_cuts(dst, dim))
+            common = np.minimum(before[1], after[1]) - np.maximum(before[0], after[0])
+            product = product * np.maximum(common, 0)
+        never = (
+            n for n, m in zip(src.mesh.sizes, product.shape, strict=True) if m != n
         )
-        total += rest * int((lengths_i * lengths_j).sum())
-    return total * math.prod(_copies(src, axes))
+        total += int(product.sum()) * math.prod(never)
+    return total
 
 
-def _inner_lengths(
-    size: int, layout: Layout, dim: int, axes: tuple[str, ...]
-) -> npt.NDArray[np.int64]:
-    """Lengths of a dim's parts by their coordinates along `axes`, others summed."""
-    cuts = layout.split_axes(dim)
-    sizes = tuple(layout.mesh.size(axis) for axis in cuts)
-    starts, stops = _intervals(size, sizes)
-    inner = [axis for axis in cuts if axis in axes]  # in the order of the cuts
-    grid = (stops - starts).reshape(-1, *(layout.mesh.size(axis) for axis in inner))
-    summed = grid.sum(axis=0)
-    return summed.transpose([inner.index(axis) for axis in axes]).reshape(-1)
+_Cuts = tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, int]]
+
+
+def _cuts(layout: Layout, dim: int) -> _Cuts:
+    """How a dim is cut: sizes, where the axes stand, how many there are, its halo."""
+    mesh = layout.mesh
+    where = tuple(map(mesh.axes.index, layout.split_axes(dim)))
+    halos = [p.halo for p in layout.placements if isinstance(p, Split) and p.dim == dim]
+    halo = next(filter(any, halos), (0, 0))
+    return tuple(mesh.sizes[i] for i in where), where, len(mesh.axes), halo
+
+
+@lru_cache(maxsize=65536)
+def _grid(
+    size: int,
+    cuts: tuple[int, ...],
+    where: tuple[int, ...],
+    num_axes: int,
+    halo: tuple[int, int],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The starts and stops of a dim's parts, by coordinate; 1 where no axis cuts."""
+    starts, stops = _intervals(size, cuts)
+    filled = stops > starts
+    starts = np.where(filled, np.maximum(0, starts - halo[0]), starts)
+    stops = np.where(filled, np.minimum(size, stops + halo[1]), stops)
+    shape = [1] * num_axes
+    for i, num_parts in zip(where, cuts, strict=True):
+        shape[i] = num_parts
+    order = sorted(range(len(where)), key=where.__getitem__)
+    return (
+        starts.reshape(cuts).transpose(order).reshape(shape),
+        stops.reshape(cuts).transpose(order).reshape(shape),
+    )
 
 
 @lru_cache(maxsize=65536)

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from placet.boxing.counts import held, kept
 from placet.boxing.lowered import Lowered, Piece
 from placet.boxing.moves import AllToAll
 from placet.boxing.parts import (
@@ -70,7 +71,14 @@ def applies(src: Placement, dst: Placement) -> bool:
 
 def received_bytes(change: Change) -> int:
     """Bytes received by all ranks together."""
-    if _is_plain(change):
+    same_mesh = change.src.mesh == change.dst.mesh
+    if _is_adjoint_change(change):
+        elements = held(change.shapes, change.src)
+        elements -= held(change.shapes, change.dst)
+    elif same_mesh and _is_plain(change):
+        elements = held(change.shapes, change.dst)
+        elements -= kept(change.shapes, change.src, change.dst)
+    elif _is_plain(change):
         ranks = change.dst.mesh.ranks
         elements = sum(_lacked(change, r) for r in ranks)
     else:
@@ -84,7 +92,7 @@ def lower(change: Change, rank: int) -> Lowered:
     """Send others what they lack, get what this rank lacks, keep the rest."""
     copies = all_copies(change)
     mine = [c for c in copies if c.receiver == rank]
-    kept = [c for c in mine if c.sender == rank]
+    stays = [c for c in mine if c.sender == rank]
     members = _component(change, rank)
     got = [c for c in mine if c.sender != rank]
     got.sort(key=lambda c: members.index(c.sender))
@@ -108,7 +116,7 @@ def lower(change: Change, rank: int) -> Lowered:
                 Piece(c.tensor, _inside_src(change, c, rank)),
                 Piece(c.tensor, _inside_dst(change, c, rank)),
             )
-            for c in kept
+            for c in stays
         ),
         fill=(
             identity(reduction, change.dtype)
@@ -220,6 +228,20 @@ def _holds_term(layout: Layout, rank: int, term: Coordinate) -> bool:
 def _has_halo(layout: Layout) -> bool:
     found = (p for p in layout.placements if isinstance(p, Split))
     return any(any(p.halo) and not p.adjoint for p in found)
+
+
+def _is_adjoint_change(change: Change) -> bool:
+    """Whether a halo's adjoint is summed away, all else staying alike.
+
+    Each rank then receives what others' overlaps hold of its own slice.
+    """
+    if len(change.axes) != 1:
+        return False
+    (axis,) = change.axes
+    old, new = change.src.placement(axis), change.dst.placement(axis)
+    if not (isinstance(old, Split) and old.adjoint and new == Split(old.dim)):
+        return False
+    return change.src.split_axes(old.dim) == (axis,)
 
 
 def _is_plain(change: Change) -> bool:

@@ -39,6 +39,21 @@ class Step:
         return f"{self.change!r} by {self.rule.name}"
 
 
+def direct_step(
+    shapes: tuple[Shape, ...], dtype: torch.dtype, src: Layout, dst: Layout
+) -> Step | None:
+    """The step that changes a layout to another of its mesh by one rule, or None.
+
+    Halos change by box intersection.
+    """
+    change = make_change(shapes, dtype, src, dst)
+    pairs = [(src.placement(a), dst.placement(a)) for a in change.axes]
+    if any(isinstance(p, Split) and any(p.halo) for pair in pairs for p in pair):
+        return Step(change, INTERSECTION)
+    rule = axis_rule(src, dst)
+    return None if rule is None else Step(change, rule)
+
+
 Price = Callable[[Step], float]
 """What a step costs; paths of least total price are taken."""
 

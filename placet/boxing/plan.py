@@ -17,7 +17,7 @@ from placet.boxing.algorithms import choose
 from placet.boxing.bound import bound_bytes
 from placet.boxing.lowered import Lowered
 from placet.boxing.moves import Move
-from placet.boxing.path import Price, Step, find_path, mean_bytes
+from placet.boxing.path import Price, Step, direct_step, find_path, mean_bytes
 from placet.boxing.table import changed_axes
 from placet.placement.cluster import Cluster
 from placet.placement.layout import Layout, Shape, check_fits
@@ -118,6 +118,33 @@ def plan_boxing(
         )
     steps = find_path(shapes, dtype, src, dst, price)
     return BoxingPlan(shapes, dtype, src, dst, steps, cluster)
+
+
+def plan_direct(
+    shapes: Sequence[Shape],
+    dtype: torch.dtype,
+    src: Layout,
+    dst: Layout,
+    cluster: Cluster | None = None,
+) -> BoxingPlan:
+    """The plan of exactly one step, as a planner has priced it.
+
+    Halos change by box intersection, all else by a rule of the table.
+
+    Args:
+        shapes, dtype, src, dst, cluster: as for `plan_boxing`; one mesh.
+
+    Raises:
+        ValueError: no one rule makes this change.
+    """
+    shapes = tuple(tuple(shape) for shape in shapes)
+    step = direct_step(shapes, dtype, src, dst)
+    if step is None:
+        raise ValueError(
+            f"cannot box {src!r} -> {dst!r} in one step: no rule makes this change; "
+            "use plan_boxing, which finds a path"
+        )
+    return BoxingPlan(shapes, dtype, src, dst, (step,), cluster)
 
 
 def subject(src: Layout, dst: Layout, name: str, shape: Shape | None) -> str:

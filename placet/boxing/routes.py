@@ -1,7 +1,7 @@
 """The layouts a tensor can be in, and the cheapest boxings between them.
 
     layouts     what a tensor's producer and consumers can want     -> make_domain
-    steps       changes that one rule of the table makes            -> _steps
+    steps       changes that one rule of the table makes            -> _frame
     prices      cheapest path between any two                       -> _closure
     a tree      one layout made, several read: boxings share steps  -> Domain.tree
 
@@ -15,7 +15,7 @@ Networks 1 (1971); differs in directed steps.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations, product
 
 import numpy as np
@@ -23,10 +23,8 @@ import numpy.typing as npt
 import torch
 
 from placet.boxing.counts import largest_part
-from placet.boxing.intersection import RULE as INTERSECTION
-from placet.boxing.path import Step
-from placet.boxing.rule import Change
-from placet.boxing.table import axis_rule
+from placet.boxing.path import Step, direct_step
+from placet.boxing.rule import Change, Rule
 from placet.placement.layout import Layout, Shape
 from placet.placement.mesh import Mesh
 from placet.placement.placement import Broadcast, Partial, Placement, Split
@@ -117,37 +115,21 @@ def make_domain(
     """All layouts made of some placements, and what changing between them costs.
 
     Args:
-        placements: what each axis may have; P(avg) is left out of the halo's company
-            and layouts that do not exist (two reductions, a dim too many) are too.
+        placements: what each axis may have; layouts that do not exist (two reductions,
+            a dim too many, a halo on a dim cut twice) are left out.
         price: of one step.
     """
-    layouts = tuple(
-        Layout(mesh, picked)
-        for picked in product(*placements)
-        if _exists(picked, len(shape))
-    )
-    steps = _steps(shape, dtype, layouts, price)
+    options = tuple(tuple(dict.fromkeys(axis)) for axis in placements)
+    frame = _frame(mesh, options, len(shape))
+    layouts = frame.layouts
+    steps = np.full((len(layouts), len(layouts)), np.inf)
+    np.fill_diagonal(steps, 0.0)
+    for i, j, axes, rule in frame.steps:
+        change = Change((shape,), dtype, layouts[i], layouts[j], axes)
+        steps[i, j] = price(Step(change, rule))
     itemsize = dtype.itemsize
     local = np.array([largest_part(shape, x) * itemsize for x in layouts], dtype=float)
     return Domain(layouts, steps, _closure(steps), local)
-
-
-def step_between(
-    shapes: tuple[Shape, ...], dtype: torch.dtype, src: Layout, dst: Layout
-) -> Step | None:
-    """The step that changes a layout to another by one rule, or None."""
-    axes = _changed(src.placements, dst.placements, src.mesh.axes)
-    change = Change(shapes, dtype, src, dst, axes)
-    if any(_has_halo(layout.placement(a)) for layout in (src, dst) for a in axes):
-        return Step(change, INTERSECTION)
-    rule = axis_rule(src, dst)
-    return None if rule is None else Step(change, rule)
-
-
-def _changed(
-    src: Sequence[Placement], dst: Sequence[Placement], axes: Sequence[str]
-) -> tuple[str, ...]:
-    return tuple(a for a, p, q in zip(axes, src, dst, strict=True) if p != q)
 
 
 def _exists(placements: Sequence[Placement], num_dims: int) -> bool:
@@ -162,27 +144,41 @@ def _has_halo(placement: Placement) -> bool:
     return isinstance(placement, Split) and any(placement.halo)
 
 
-def _steps(
-    shape: Shape, dtype: torch.dtype, layouts: tuple[Layout, ...], price: StepPrice
-) -> Floats:
-    found = np.full((len(layouts), len(layouts)), np.inf)
+@dataclass(frozen=True)
+class _Frame:
+    """What domains of one mesh share, whatever their shape."""
+
+    layouts: tuple[Layout, ...]
+    steps: tuple[tuple[int, int, tuple[str, ...], Rule], ...]
+
+
+@lru_cache(maxsize=1024)
+def _frame(
+    mesh: Mesh, options: tuple[tuple[Placement, ...], ...], num_dims: int
+) -> _Frame:
+    layouts = tuple(
+        Layout(mesh, picked)
+        for picked in product(*options)
+        if _exists(picked, num_dims)
+    )
     positions = {layout.placements: i for i, layout in enumerate(layouts)}
+    steps = []
     for i, src in enumerate(layouts):
-        found[i, i] = 0.0
-        for placements in _neighbours(src, positions):
+        for placements in _neighbours(src, positions, options):
             j = positions[placements]
-            step = step_between((shape,), dtype, src, layouts[j])
+            step = direct_step((), torch.float32, src, layouts[j])
             if step is not None:
-                found[i, j] = price(step)
-    return found
+                steps.append((i, j, step.change.axes, step.rule))
+    return _Frame(layouts, tuple(steps))
 
 
 def _neighbours(
-    src: Layout, positions: dict[tuple[Placement, ...], int]
+    src: Layout,
+    positions: dict[tuple[Placement, ...], int],
+    options: Sequence[Sequence[Placement]],
 ) -> Iterator[tuple[Placement, ...]]:
     """Layouts that differ on one axis, or alike on several."""
     here = src.placements
-    options = [dict.fromkeys(p[a] for p in positions) for a in range(len(here))]
     for count in range(1, len(here) + 1):
         for axes in combinations(range(len(here)), count):
             old = {here[a] for a in axes}

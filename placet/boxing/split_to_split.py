@@ -8,12 +8,11 @@ Source: OneFlow (arXiv:2110.15032), boxing costs; there summed over the ranks.
 
 from functools import lru_cache
 
-from placet.boxing.counts import held, kept_by_split
+from placet.boxing.counts import held, kept
 from placet.boxing.lowered import Lowered, Piece
 from placet.boxing.moves import AllToAll
 from placet.boxing.parts import (
     dst_box,
-    dst_elements,
     group,
     inside,
     local_shapes,
@@ -32,14 +31,9 @@ def applies(src: Placement, dst: Placement) -> bool:
 
 def received_bytes(change: Change) -> int:
     """Bytes received by all ranks: each lacks what its new slice has beyond its old."""
-    kinds = {(change.src.placement(a), change.dst.placement(a)) for a in change.axes}
-    if len(kinds) == 1:
-        elements = held(change.shapes, change.dst)
-        kept = kept_by_split(change.shapes, change.src, change.dst, change.axes)
-        return (elements - kept) * change.dtype.itemsize
-    ranks = change.src.mesh.ranks
-    lacking = sum(dst_elements(change, r) - _shared(change, r, r) for r in ranks)
-    return lacking * change.dtype.itemsize
+    elements = held(change.shapes, change.dst)
+    elements -= kept(change.shapes, change.src, change.dst)
+    return elements * change.dtype.itemsize
 
 
 def lower(change: Change, rank: int) -> Lowered:
