@@ -47,3 +47,4 @@ def _with_metas(operator: Operator, value: Any) -> Any:
         return torch.empty(meta.shape, dtype=meta.dtype, device="meta")
     if isinstance(value, tuple):
         return tuple(_with_metas(operator, item) for item in value)
+    return value
