@@ -30,10 +30,12 @@ from placet.boxing.algorithm_bytes import (
 from placet.boxing.moves import (
     AllGather,
     AllReduce,
+    AllReduceAlgorithm,
     AllToAll,
     BroadcastFrom,
     Move,
     ReduceScatter,
+    ScatterAlgorithm,
 )
 from placet.placement.cluster import Cluster, LinkClass
 
@@ -46,10 +48,10 @@ MANY_MEMBERS = 64
 EXCHANGE_SCRATCH_BYTES = 1 << 20
 """An exchange may set aside so much at most, on each member."""
 
-_MESSAGE_SECONDS = 5e-6
+MESSAGE_SECONDS = 5e-6
 """What one more message costs its sender in the same round; a guess."""
 
-_SCRATCH_BYTES_PER_S = 4e9
+SCRATCH_BYTES_PER_S = 4e9
 """How fast a core adds what waits in scratch memory; a guess."""
 
 Flow: TypeAlias = tuple[int, int, int]
@@ -149,32 +151,46 @@ def stages(move: Move) -> tuple[Stage, ...]:
             return (Stage(1, size - 1, tuple(_pairs(move)), scratch),)
 
 
+def all_reduce_algorithms(
+    num_bytes: float, num_ranks: int
+) -> Iterator[AllReduceAlgorithm]:
+    """The algorithms without blocks that an all-reduce may take, best ties first."""
+    if num_bytes <= SMALL_BYTES:
+        fits = (num_ranks - 1) * num_bytes <= EXCHANGE_SCRATCH_BYTES
+        if num_ranks <= MANY_MEMBERS and fits:
+            yield "exchange"
+        yield "doubling"
+    yield "ring"
+
+
+def scatter_algorithms(num_ranks: int) -> Iterator[ScatterAlgorithm]:
+    """The algorithms that an all-gather, or a reduce-scatter, may take."""
+    yield "ring"
+    if num_ranks <= MANY_MEMBERS:
+        yield "direct"
+
+
 def _candidates(move: Move, cluster: Cluster) -> Iterator[Move]:
+    size = len(move.group)
     match move:
         case AllReduce():
             plain = replace(move, algorithm="ring", blocks=())
-            size, num_bytes = len(move.group), move.num_elements * move.dtype.itemsize
-            if num_bytes <= SMALL_BYTES:
-                fits = (size - 1) * num_bytes <= EXCHANGE_SCRATCH_BYTES
-                if size <= MANY_MEMBERS and fits:
-                    yield replace(plain, algorithm="exchange")
-                yield replace(plain, algorithm="doubling")
-            yield plain
-            for blocks in _blocks(move.group, cluster):
+            num_bytes = move.num_elements * move.dtype.itemsize
+            for algorithm in all_reduce_algorithms(num_bytes, size):
+                yield replace(plain, algorithm=algorithm)
+            for blocks in blocks_of(move.group, cluster):
                 yield replace(move, algorithm="hierarchical", blocks=blocks)
         case AllGather():
-            yield replace(move, chosen="ring")
-            if len(move.group) <= MANY_MEMBERS:
-                yield replace(move, chosen="direct")
+            for scatter in scatter_algorithms(size):
+                yield replace(move, chosen=scatter)
         case ReduceScatter():
-            yield replace(move, algorithm="ring")
-            if len(move.group) <= MANY_MEMBERS:
-                yield replace(move, algorithm="direct")
+            for scatter in scatter_algorithms(size):
+                yield replace(move, algorithm=scatter)
         case _:
             yield move
 
 
-def _blocks(
+def blocks_of(
     group: tuple[int, ...], cluster: Cluster
 ) -> Iterator[tuple[tuple[int, ...], ...]]:
     """The members by host, and by group of hosts, where a hierarchy can be made."""
@@ -267,6 +283,6 @@ def _stage_seconds(stage: Stage, cluster: Cluster) -> float:
         return 0.0
     latency = max(link.latency_s for link in links.values())
     moving = max(n / links[name].link_bytes_per_s for (_, name, _), n in busy.items())
-    extra = (stage.messages - 1) * _MESSAGE_SECONDS
-    adding = stage.scratch_bytes / _SCRATCH_BYTES_PER_S
+    extra = (stage.messages - 1) * MESSAGE_SECONDS
+    adding = stage.scratch_bytes / SCRATCH_BYTES_PER_S
     return stage.rounds * (latency + extra) + moving + adding

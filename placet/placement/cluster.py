@@ -191,19 +191,36 @@ class Cluster:
 
     @staticmethod
     def load(path: str | Path) -> "Cluster":
-        """Read a cluster from a TOML file.
+        """Read a cluster from a TOML file, or one that placet brings by its name.
+
+        Args:
+            path: of a file, or "lab", "gpus16" or "nodes128x8", whose numbers are
+                nominal.
 
         Raises:
             ValueError: the file is not TOML or describes no cluster; says why.
+            FileNotFoundError: no such file, and no cluster of that name.
         """
+        found = Path(path)
+        if str(path) in shipped() and not found.exists():
+            found = SHIPPED / f"{path}.toml"
         try:
-            return parse(Path(path).read_text())
+            return parse(found.read_text())
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
     def save(self, path: str | Path) -> None:
         """Write the cluster to a TOML file that `load` reads."""
         Path(path).write_text(render(self))
+
+
+SHIPPED = Path(__file__).with_name("clusters")
+"""The folder of the clusters that placet brings."""
+
+
+def shipped() -> list[str]:
+    """The names of the clusters that placet brings."""
+    return sorted(file.stem for file in SHIPPED.glob("*.toml"))
 
 
 def parse(text: str) -> Cluster:

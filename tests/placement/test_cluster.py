@@ -98,3 +98,15 @@ def test_cluster_refuses():
         Cluster((Host("a", 1, 1, "memory"),) * 2, (MEMORY,))
     with pytest.raises(ValueError, match="must be at least 1"):
         Host("a", 0, 1, "memory")
+
+
+@pytest.mark.parametrize(
+    ("name", "num_hosts", "num_ranks"),
+    [("lab", 4, 4), ("gpus16", 2, 16), ("nodes128x8", 128, 1024)],
+)
+def test_shipped_clusters_by_name(name: str, num_hosts: int, num_ranks: int):
+    cluster = Cluster.load(name)
+    assert (len(cluster.hosts), cluster.num_ranks) == (num_hosts, num_ranks)
+    inside, between = cluster.hosts[0].link, cluster.between_hosts
+    rates = {link.name: link.link_bytes_per_s for link in cluster.links}
+    assert rates[inside] > rates[between] > 0
