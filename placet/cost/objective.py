@@ -10,9 +10,13 @@ Ties in bytes are broken by amounts far below one byte: fewer moves, then less w
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from placet.boxing.counts import largest_part
 from placet.boxing.path import Step
+from placet.cost.compute import compute_seconds, divided_share
+from placet.cost.links import Links
+from placet.cost.machine import Machine
+from placet.placement.cluster import Cluster
 from placet.placement.mesh import Mesh
-from placet.placement.placement import Split
 from placet.program.signature import Operator, Signature
 
 Unit = Literal["bytes", "seconds"]
@@ -72,16 +76,43 @@ def bytes_objective(mesh: Mesh) -> Bytes:
     return Bytes(mesh.num_ranks)
 
 
+@dataclass(frozen=True, eq=False)
+class Seconds:
+    """Seconds of a step, without overlap.
+
+    Args:
+        links: of the mesh, on a cluster.
+        machine: what a rank computes.
+    """
+
+    links: Links
+    machine: Machine
+    unit: Unit = "seconds"
+
+    def step_price(self, step: Step) -> float:
+        """The links' time, and that of packing and unpacking on the fullest rank."""
+        change = step.change
+        copied = sum(
+            largest_part(shape, layout)
+            for layout in (change.src, change.dst)
+            for shape in change.shapes
+        )
+        rate = self.machine.memory_bytes_per_s
+        packing = copied * change.dtype.itemsize / rate + self.machine.call_seconds
+        return self.links.step_seconds(step) + packing
+
+    def node_cost(
+        self, operator: Operator, signatures: tuple[Signature, ...], mesh: Mesh
+    ) -> float:
+        """The roofline of a rank's share."""
+        return compute_seconds(operator, signatures, mesh.sizes, self.machine)
+
+
+def seconds_objective(mesh: Mesh, cluster: Cluster, machine: Machine) -> Seconds:
+    """Least time: links by the cluster's classes, computing by the machine's rates."""
+    return Seconds(Links(mesh, cluster), machine)
+
+
 def work_share(signatures: tuple[Signature, ...], mesh: Mesh) -> float:
     """The part of an operator's work that one rank does."""
-    share = 1.0
-    for size, signature in zip(mesh.sizes, signatures, strict=True):
-        if is_divided(signature):
-            share /= size
-    return share
-
-
-def is_divided(signature: Signature) -> bool:
-    """Whether the ranks of the axis share the operator's work."""
-    placements = (*signature.inputs, *signature.outputs)
-    return any(isinstance(p, Split) for p in placements)
+    return divided_share(signatures, mesh.sizes)
