@@ -9,6 +9,7 @@
     ├── RanksDiffer          ranks were started with different code or parameters
     ├── NonFiniteLoss        the loss became NaN or infinite
     ├── CheckpointError      a checkpoint is truncated, foreign, or for another model
+    ├── CaptureError         a step of the model cannot be captured as a graph
     ├── PlanError            no plan fits, or a plan is for another model or mesh
     └── LabError             the emulated cluster could not be built
 
@@ -56,6 +57,10 @@ class NonFiniteLoss(PlacetError):
 
 class CheckpointError(PlacetError):
     """A checkpoint is truncated, foreign, or belongs to another model."""
+
+
+class CaptureError(PlacetError):
+    """A step of the model cannot be captured as a graph; names module and line."""
 
 
 class PlanError(PlacetError):

@@ -1,9 +1,9 @@
 """What a plan decides, as the program sees it.
 
-    signatures   how each operator is divided over each mesh axis
-    homes        where each parameter and buffer is stored
-    boxings      the changes of layout of each tensor, one step each
-    again        those that are made once more for the backward (ZeRO level 3)
+signatures   how each operator is divided over each mesh axis
+homes        where each parameter and buffer is stored
+boxings      the changes of layout of each tensor, one step each
+again        those that are made once more for the backward (ZeRO level 3)
 """
 
 from collections.abc import Mapping

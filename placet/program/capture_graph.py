@@ -1,0 +1,258 @@
+"""From a joint fx graph to our own: names, several outputs, constants, tangents."""
+
+import operator as python_operator
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from placet.errors import CaptureError
+from placet.program.functions.constant import constant
+from placet.program.graph import Graph, Op, Phase, Ref, State, TensorMeta
+from placet.torch_private.aot import Joint, module_of
+
+_MODEL = "model."
+
+
+def graph_of(joint: Joint, names: Mapping[str, str], *, trains: bool) -> Graph:
+    """The graph of a captured step.
+
+    Args:
+        names: what the model calls each tensor that a module has under some name; tied
+            ones have several there.
+
+    Raises:
+        CaptureError: no trainable parameter has a gradient, or a tensor constant is
+            too large to be written into a plan.
+    """
+    builder = _Builder(joint)
+    known = {
+        d.node: names[str(d.of).removeprefix(_MODEL)]
+        for d in joint.inputs
+        if d.kind in ("parameter", "buffer")
+    }
+    builder.run(known)
+    states = _states(joint, builder, known, names)
+    outputs = {d.of: builder.name(d.node) for d in joint.outputs if d.kind == "output"}
+    trained = any(s.new for s in states if s.is_parameter)
+    if trains and not trained:
+        raise CaptureError(
+            "the loss depends on no parameter that trains; check requires_grad, and "
+            "that the loss is computed from the model's output"
+        )
+    inputs = {d.of: d.node.name for d in joint.inputs if d.kind == "input"}
+    graph = Graph(
+        builder.tensors,
+        tuple(builder.ops),
+        states,
+        tuple(inputs[i] for i in sorted(inputs)),
+        outputs.get(0),
+        outputs.get(1),
+    )
+    return _with_phases(graph)
+
+
+def _states(
+    joint: Joint,
+    builder: "_Builder",
+    known: Mapping[torch.fx.Node, str],
+    names: Mapping[str, str],
+) -> tuple[State, ...]:
+    """Parameters and buffers; the gradients of tied ones are summed."""
+    news: dict[str, list[str]] = {}
+    for d in joint.outputs:
+        if d.kind in ("gradient", "mutation"):
+            name = names[str(d.of).removeprefix(_MODEL)]
+            news.setdefault(name, []).append(builder.name(d.node))
+    parameters = {
+        known[d.node]: d.kind == "parameter" for d in joint.inputs if d.node in known
+    }
+    return tuple(
+        State(name, builder.first[name], builder.sum(news.get(name, [])), is_parameter)
+        for name, is_parameter in parameters.items()
+    )
+
+
+class _Builder:
+    """Turns fx nodes into ops, in order."""
+
+    def __init__(self, joint: Joint) -> None:
+        self.joint = joint
+        self.tensors: dict[str, TensorMeta] = {}
+        self.ops: list[Op] = []
+        self.names: dict[torch.fx.Node, str] = {}
+        self.first: dict[str, str] = {}
+
+    def name(self, node: torch.fx.Node) -> str:
+        """The tensor that a node stands for."""
+        return self.names[node]
+
+    def run(self, known: Mapping[torch.fx.Node, str]) -> None:
+        """Every node of the graph; `known` are its states, tied ones several times."""
+        tangents = {d.node for d in self.joint.inputs if d.kind == "tangent"}
+        for node in self.joint.graph.nodes:
+            if node in known and known[node] in self.first:
+                self.names[node] = self.first[known[node]]
+            elif node.op == "placeholder":
+                self._declare(node)
+                if node in known:
+                    self.first[known[node]] = node.name
+                if node in tangents:
+                    self._add_ones(node)
+            elif node.op == "get_attr":
+                self._add_constant(node)
+            elif node.op == "call_function":
+                self._add_call(node)
+
+    def sum(self, terms: list[str]) -> str | None:
+        """The sum of some tensors, such as a tied parameter's gradients."""
+        if not terms:
+            return None
+        total = terms[0]
+        for term in terms[1:]:
+            name = f"{total}_and_{term}"
+            self.tensors[name] = self.tensors[total]
+            args = (Ref(total), Ref(term))
+            add = torch.ops.aten.add.Tensor
+            self.ops.append(Op(name, add, args, (), (name,), False, "backward"))
+            total = name
+        return total
+
+    def _declare(self, node: torch.fx.Node) -> str:
+        value = node.meta["val"]
+        self.tensors[node.name] = TensorMeta(tuple(map(int, value.shape)), value.dtype)
+        self.names[node] = node.name
+        return node.name
+
+    def _add_ones(self, node: torch.fx.Node) -> None:
+        """The tangent of the loss is one."""
+        dtype = node.meta["val"].dtype
+        self._add(node, torch.ops.aten.ones.default, ((),), (("dtype", dtype),))
+
+    def _add_constant(self, node: torch.fx.Node) -> None:
+        value: Any = self.joint.module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, Tensor):
+            return
+        self.names[node] = node.name
+        shape = tuple(map(int, value.shape))
+        self.tensors[node.name] = TensorMeta(shape, value.dtype)
+        real = node.meta.get("real", value)
+        values = tuple(_values(real, node))
+        self._add(node, constant, (values, shape, value.dtype), ())
+
+    def _add_call(self, node: torch.fx.Node) -> None:
+        value = node.meta.get("val")
+        if node.target is python_operator.getitem:
+            return  # a name of its producer's
+        if isinstance(value, Tensor):
+            self._declare(node)
+            self._add_op(node, (node.name,), returns_tuple=False)
+            return
+        if not isinstance(value, tuple | list):
+            return  # an assertion or the like: it makes no tensor
+        outputs: list[str | None] = [None] * len(value)
+        for user in node.users:
+            if user.target is python_operator.getitem and user.users:
+                index = user.args[1]
+                assert isinstance(index, int)
+                if outputs[index] is None:
+                    outputs[index] = self._declare(user)
+                self.names[user] = outputs[index] or user.name
+        self._add_op(node, tuple(outputs), returns_tuple=True)
+
+    def _add_op(
+        self,
+        node: torch.fx.Node,
+        outputs: tuple[str | None, ...],
+        *,
+        returns_tuple: bool,
+    ) -> None:
+        args = _refs(node.args, self.names)
+        kwargs = tuple(
+            (name, _refs(v, self.names))
+            for name, v in node.kwargs.items()
+            if not isinstance(v, torch.device) and name not in ("layout", "pin_memory")
+        )
+        phase: Phase = "forward"
+        target: Callable[..., Any] = node.target  # type: ignore[assignment]
+        path = module_of(node)
+        module = path.removeprefix("model").removeprefix(".")
+        self.ops.append(
+            Op(node.name, target, args, kwargs, outputs, returns_tuple, phase, module)
+        )
+
+    def _add(
+        self,
+        node: torch.fx.Node,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: tuple[tuple[str, Any], ...],
+    ) -> None:
+        self.ops.append(
+            Op(node.name, target, args, kwargs, (node.name,), False, "forward")
+        )
+
+
+def _refs(value: Any, names: dict[torch.fx.Node, str]) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return Ref(names[value])
+    if isinstance(value, tuple | list):
+        return tuple(_refs(item, names) for item in value)
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    return value
+
+
+MAX_CONSTANT = 1 << 16
+
+
+def _values(value: Tensor, node: torch.fx.Node) -> list[Any]:
+    if value.numel() > MAX_CONSTANT:
+        raise CaptureError(
+            f"a tensor of {value.numel()} elements is made of Python values in "
+            f"{module_of(node) or 'the model'!r}; register it as a buffer"
+        )
+    found: list[Any] = value.reshape(-1).tolist()
+    return found
+
+
+def _with_phases(graph: Graph) -> Graph:
+    """Ops that the loss, count or new buffers need are the forward; dead ones go."""
+    made = {name: op for op in graph.ops for name in op.outputs if name is not None}
+    ends = [graph.loss, graph.count, *graph.extras]
+    ends += [s.new for s in graph.states if not s.is_parameter]
+    forward = _needed([n for n in ends if n is not None], made)
+    needed = _needed(list(graph.results), made)
+    ops = tuple(
+        replace(op, phase="forward" if op.name in forward else "backward")
+        for op in graph.ops
+        if op.name in needed
+    )
+    return pruned(graph, ops)
+
+
+def pruned(graph: Graph, ops: tuple[Op, ...]) -> Graph:
+    """The graph of some ops, with the tensors that they use."""
+    read = {name for op in ops for name in op.inputs} | set(graph.results)
+    ops = tuple(
+        replace(op, outputs=tuple(n if n in read else None for n in op.outputs))
+        for op in ops
+    )
+    used = read | {state.tensor for state in graph.states} | set(graph.inputs)
+    tensors = {name: meta for name, meta in graph.tensors.items() if name in used}
+    return replace(graph, tensors=tensors, ops=ops)
+
+
+def _needed(ends: list[str], made: dict[str, Op]) -> set[str]:
+    found: set[str] = set()
+    left = [made[n] for n in ends if n in made]
+    while left:
+        op = left.pop()
+        if op.name not in found:
+            found.add(op.name)
+            left += [made[n] for n in op.inputs if n in made]
+    return found
