@@ -26,6 +26,7 @@ DONE_BY = {
     "report": "placet.job.report",
     "lab": "placet.job.lab_command",
     "calibrate": "placet.job.calibrate",
+    "calibrate --compute": "placet.job.calibrate_compute",
     "doctor": "placet.job.doctor",
 }
 
@@ -202,6 +203,9 @@ def calibrate(
     links: Annotated[
         bool, typer.Option("--links", help="Measure what joins the ranks.")
     ] = False,
+    compute: Annotated[
+        bool, typer.Option("--compute", help="Measure what each rank computes.")
+    ] = False,
     ranks: Annotated[
         int | None,
         typer.Option(
@@ -224,18 +228,26 @@ def calibrate(
     """Measure this machine, or those that torchrun has started ranks on.
 
     \b
+    placet calibrate --compute
     placet calibrate --links -n 4 --cluster-out cluster.toml
     torchrun --nproc-per-node 2 -m placet calibrate --links --cluster-out cluster.toml
 
-    Latency and bytes/s between ranks of a host, between hosts and between groups of
-    hosts, with all ranks sending at once.
+    Links: latency and bytes/s between ranks of a host, between hosts and between
+    groups of hosts, with all ranks sending at once. Compute: operations and bytes per
+    second of a rank, with all ranks running, kept for `placet plan`.
     """
     try:
-        if not links:
-            raise ValueError("nothing to measure; add --links")
+        if links == compute:
+            what = "one of them at a time" if links else "nothing to measure"
+            raise ValueError(f"{what}; add --links or --compute")
+        if cluster_out is not None and not links:
+            raise ValueError("--cluster-out is for --links, which measures a cluster")
         if worker() is None and ranks is not None and ranks > 1:
             start_forkserver(ranks)  # as for `train`
-        code = _done_by("calibrate", "calibrate")(ranks, cluster_out)
+        if compute:
+            code = _done_by("calibrate --compute", "calibrate_compute")(ranks)
+        else:
+            code = _done_by("calibrate", "calibrate")(ranks, cluster_out)
     except ValueError as error:
         raise bad_input(error) from None
     raise typer.Exit(code)

@@ -103,6 +103,16 @@ def test_operations_of_a_convolution_and_its_backward():
     assert flops(backward) == 2 * flops(forward)
 
 
+def test_operations_of_attention_on_a_processor():
+    q, kv, row = (2, 4, 8, 16), (2, 4, 10, 16), (2, 4, 8)
+    target = aten._scaled_dot_product_flash_attention_for_cpu
+    forward = operator(target.default, q, kv, kv, q)
+    assert flops(forward) == 4 * 2 * 4 * 8 * 10 * 16
+    target = aten._scaled_dot_product_flash_attention_for_cpu_backward
+    backward = operator(target.default, q, q, kv, kv, q, row, q)
+    assert flops(backward) == 2.5 * flops(forward)
+
+
 def test_a_roofline_by_hand():
     whole = (replicated_signature(MM),)
     assert compute_seconds(MM, whole, (4,), MACHINE) == pytest.approx(0.2 + 1e-6)
