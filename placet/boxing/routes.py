@@ -33,7 +33,7 @@ StepPrice = Callable[[Step], float]
 """What a step costs, >= 0."""
 
 Floats = npt.NDArray[np.float64]
-MAX_EXACT = 4
+MAX_EXACT = 5
 """Trees to more layouts than this are built from shortest paths, one by one."""
 
 
