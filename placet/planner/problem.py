@@ -62,6 +62,12 @@ class Node:
     label: str = ""
     kind: int = -1
 
+    @property
+    def is_state(self) -> bool:
+        """Whether it is a parameter or buffer, and not an operator or the batch."""
+        stores = bool(self.outputs) and not self.signatures
+        return stores and not self.name.startswith("batch")
+
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
@@ -101,12 +107,37 @@ class Problem:
         """Nodes by name."""
         return {node.name: i for i, node in enumerate(self.nodes)}
 
+    @cached_property
+    def late_reads(self) -> tuple[tuple[int, ...], ...]:
+        """Per tensor made in the forward, which consumers read it in the backward.
+
+        Positions in `Tensor.consumers`. Views share memory that others hold: none.
+        """
+        return tuple(map(self._late, self.tensors))
+
+    def _late(self, tensor: Tensor) -> tuple[int, ...]:
+        if tensor.is_view or self.nodes[tensor.producer[0]].phase == "backward":
+            return ()
+        return tuple(
+            i
+            for i, (n, _) in enumerate(tensor.consumers)
+            if self.nodes[n].phase == "backward"
+        )
+
 
 @dataclass(frozen=True)
 class Assignment:
-    """A choice for every node of a problem."""
+    """A choice for every node of a problem.
+
+    Args:
+        choices: one per node.
+        regathered: tensors that the backward reads from the layout they are made in
+            again, by boxings of its own, so that nothing else is kept for it (a
+            parameter's home is held anyway: ZeRO level 3).
+    """
 
     choices: tuple[int, ...]
+    regathered: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -116,42 +147,82 @@ class Evaluation:
     Args:
         total: nodes and boxings, in the objective's unit.
         computing, boxing: the two terms.
+        memory_bytes: states, and what the forward keeps for the backward.
     """
 
     total: float
     computing: float
     boxing: float
+    memory_bytes: float
+
+
+Reads = tuple[int, tuple[int, ...]]
+"""The layout a tensor is made in, and those it is read in, in order of use."""
 
 
 def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
-    """The exact cost of an assignment."""
-    computing = sum(
-        float(node.costs[choice])
-        for node, choice in zip(problem.nodes, assignment.choices, strict=True)
-    )
-    boxing = sum(
-        tensor_cost(problem, t, assignment.choices) for t in range(len(problem.tensors))
-    )
-    return Evaluation(computing + boxing, computing, boxing)
+    """The exact cost of an assignment, and the memory it needs."""
+    computing, held = 0.0, 0.0
+    for node, choice in zip(problem.nodes, assignment.choices, strict=True):
+        computing += float(node.costs[choice])
+        held += float(node.state_bytes[choice])
+    boxing = 0.0
+    for t in range(len(problem.tensors)):
+        boxing += tensor_cost(problem, t, assignment)
+        held += kept_bytes(problem, t, assignment)
+    return Evaluation(computing + boxing, computing, boxing, held)
 
 
-def tensor_cost(problem: Problem, index: int, choices: Sequence[int]) -> float:
+def tensor_cost(problem: Problem, index: int, assignment: Assignment) -> float:
     """The price of a tensor's boxings under an assignment."""
+    domain = problem.tensors[index].domain
+    return sum(domain.tree_price(*tree) for tree in wanted(problem, index, assignment))
+
+
+def wanted(problem: Problem, index: int, assignment: Assignment) -> tuple[Reads, ...]:
+    """What a tensor's trees of boxings join: one tree, or two if it is regathered.
+
+    The second tree, from the layout it is made in again, is the backward's.
+    """
+    made, read = layouts_of(problem, index, assignment.choices)
+    if index not in assignment.regathered:
+        return ((made, tuple(dict.fromkeys(read))),)
+    late = problem.late_reads[index]
+    first = [x for i, x in enumerate(read) if i not in late]
+    return (
+        (made, tuple(dict.fromkeys(first))),
+        (made, tuple(dict.fromkeys(read[i] for i in late))),
+    )
+
+
+def kept_bytes(problem: Problem, index: int, assignment: Assignment) -> float:
+    """What the forward keeps of a tensor for the backward, on the fullest rank.
+
+    All layouts that the backward reads it in; if it is regathered, the one it is made
+    in. What a state or the batch is stored in counts as theirs.
+    """
+    late = problem.late_reads[index]
+    if not late:
+        return 0.0
     tensor = problem.tensors[index]
-    return tensor.domain.tree_price(*wanted(problem, index, choices))
+    made, read = layouts_of(problem, index, assignment.choices)
+    kept = {made} if index in assignment.regathered else {read[i] for i in late}
+    if not problem.nodes[tensor.producer[0]].signatures:
+        kept.discard(made)
+    return float(sum(tensor.domain.local_bytes[x] for x in kept))
 
 
-def wanted(
+def layouts_of(
     problem: Problem, index: int, choices: Sequence[int]
 ) -> tuple[int, tuple[int, ...]]:
-    """The layout a tensor is made in, and those it is read in, in order of use."""
+    """The layout a tensor is made in, and the one each consumer reads it in."""
     tensor = problem.tensors[index]
     node, slot = tensor.producer
     made = int(problem.nodes[node].output_layouts[choices[node], slot])
-    read = dict.fromkeys(
+    read = tuple(
         int(problem.nodes[n].input_layouts[choices[n], s]) for n, s in tensor.consumers
     )
-    return made, tuple(read)
+    return made, read
 
 
 @dataclass(frozen=True)
