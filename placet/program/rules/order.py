@@ -1,0 +1,8 @@
+"""Rules of operators: order."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from placet.program.signature import Rule
+
+RULES: Mapping[Any, Rule] = {}
