@@ -23,8 +23,9 @@ from itertools import product
 import numpy as np
 
 from placet.boxing.routes import Domain
+from placet.cost.compute import is_divided
 from placet.cost.flops import flops
-from placet.cost.objective import Objective, is_divided
+from placet.cost.objective import Objective
 from placet.placement.layout import Layout, Shape
 from placet.placement.mesh import Mesh
 from placet.placement.placement import Partial, Placement, Split

@@ -226,17 +226,18 @@ def _with_phases(graph: Graph) -> Graph:
     ends = [graph.loss, graph.count, *graph.extras]
     ends += [s.new for s in graph.states if not s.is_parameter]
     forward = _needed([n for n in ends if n is not None], made)
-    needed = _needed(list(graph.results), made)
     ops = tuple(
         replace(op, phase="forward" if op.name in forward else "backward")
         for op in graph.ops
-        if op.name in needed
     )
-    return pruned(graph, ops)
+    return live(replace(graph, ops=ops))
 
 
-def pruned(graph: Graph, ops: tuple[Op, ...]) -> Graph:
-    """The graph of some ops, with the tensors that they use."""
+def live(graph: Graph) -> Graph:
+    """The graph without ops, outputs and tensors that no result depends on."""
+    made = {name: op for op in graph.ops for name in op.outputs if name is not None}
+    needed = _needed(list(graph.results), made)
+    ops = tuple(op for op in graph.ops if op.name in needed)
     read = {name for op in ops for name in op.inputs} | set(graph.results)
     ops = tuple(
         replace(op, outputs=tuple(n if n in read else None for n in op.outputs))

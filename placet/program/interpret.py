@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from placet.program.graph import Graph, Op, Ref, replace_refs
@@ -38,5 +39,8 @@ def call(op: Op, values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         return values[ref.name]
 
     kwargs = {name: replace_refs(v, value) for name, v in op.kwargs}
-    made = op.target(*replace_refs(op.args, value), **kwargs)
+    # A pass may have a view read another tensor, with other strides.
+    is_view = op.target is torch.ops.aten.view.default
+    target = torch.ops.aten.reshape.default if is_view else op.target
+    made = target(*replace_refs(op.args, value), **kwargs)
     return tuple(made) if op.returns_tuple else (made,)
