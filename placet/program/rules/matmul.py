@@ -13,9 +13,17 @@ from typing import Any
 
 import torch
 
-from placet.placement.layout import Shape
+from placet.placement.layout import Layout, Shape
 from placet.program.functions.linear import contract, linear
-from placet.program.rules.pattern import Letter, Pattern, by_letters, by_pattern, parse
+from placet.program.rules.pattern import (
+    Letter,
+    Pattern,
+    by_letters,
+    by_pattern,
+    parse,
+    part_sizes,
+    split_sizes,
+)
 from placet.program.signature import Operator, Rule
 
 aten = torch.ops.aten
@@ -88,7 +96,7 @@ def _grouped(operator: Operator) -> Pattern:
     The ends of the groups are known only when it runs, so neither rows (or columns)
     that are in groups nor the groups can be split.
     """
-    ranks = tuple(len(meta.shape) for meta in operator.inputs[:2])
+    ranks = len(operator.inputs[0].shape), len(operator.inputs[1].shape)
     texts = {
         (2, 3): ". k, . k n, . -> . n",
         (3, 2): ". m k, k ., . -> m .",
@@ -103,6 +111,24 @@ def _grouped(operator: Operator) -> Pattern:
     return parse(text, reduction="sum", linear=((0,), (1,)))
 
 
+def _grouped_fits(
+    operator: Operator, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]
+) -> bool:
+    """Its kernels want the rows of all matrices to be multiples of 16 bytes."""
+    placed = zip(
+        (*operator.inputs, *operator.outputs), (*inputs, *outputs), strict=True
+    )
+    for meta, layout in placed:
+        if meta is None or not meta.dtype.is_floating_point:
+            continue
+        for dim, size in list(enumerate(meta.shape))[-2:]:
+            sizes = part_sizes(size, split_sizes(layout, dim))
+            cut = sizes != {size}
+            if cut and any(n * meta.dtype.itemsize % 16 for n in sizes):
+                return False
+    return True
+
+
 RULES: Mapping[Any, Rule] = {
     linear: by_pattern(_linear),
     contract: by_pattern(_contract),
@@ -115,5 +141,5 @@ RULES: Mapping[Any, Rule] = {
     aten.addmv.default: _added("b, b k, k -> b"),
     aten.addbmm.default: _added("b n, g b k, g k n -> b n"),
     aten.baddbmm.default: _added("g b n, g b k, g k n -> g b n"),
-    aten._grouped_mm.default: by_pattern(_grouped),
+    aten._grouped_mm.default: by_pattern(_grouped, fits=_grouped_fits),
 }

@@ -224,6 +224,18 @@ def num_cuts(layout: Layout, dim: int) -> int:
     return count
 
 
+def part_sizes(size: int, cuts: Sequence[int]) -> set[int]:
+    """The sizes of the parts that torch.chunk makes of a dim, outermost cut first."""
+    found = {size}
+    for num_parts in cuts:
+        inside = set()
+        for n in found:
+            step = -(-n // num_parts)
+            inside |= {max(0, min(step, n - i * step)) for i in range(num_parts)}
+        found = inside
+    return found
+
+
 def same_cuts(src: tuple[int, int], dst: tuple[int, int], cuts: Sequence[int]) -> bool:
     """Whether torch.chunk cuts two views of the same elements at the same places.
 

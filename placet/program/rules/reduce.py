@@ -85,9 +85,11 @@ def _keeping(dims: Dims, keeps: Callable[[Operator], bool] = _drops) -> Rule:
     return by_pattern(pattern)
 
 
-def divided_sum(x: torch.Tensor, dims: Any, keepdim: bool, count: int) -> torch.Tensor:
+def divided_sum(
+    x: torch.Tensor, dims: Any, keepdim: bool, count: int, dtype: torch.dtype | None
+) -> torch.Tensor:
     """sum(x) / count: a rank's term of a mean over `count` numbers."""
-    return torch.sum(x, dims, keepdim=keepdim) / count
+    return torch.sum(x, dims, keepdim=keepdim, dtype=dtype) / count
 
 
 def _mean(dims: Dims, keeps: Callable[[Operator], bool]) -> Rule:
@@ -99,7 +101,9 @@ def _mean(dims: Dims, keeps: Callable[[Operator], bool]) -> Rule:
         if not cut & set(reduced):
             return same_call(operator)
         count = math.prod(shape[dim] for dim in reduced)
-        return Call(divided_sum, (*operator.args[:1], reduced, keeps(operator), count))
+        dtype = dict(operator.kwargs).get("dtype")
+        keepdim = keeps(operator)
+        return Call(divided_sum, (operator.args[0], reduced, keepdim, count, dtype))
 
     return _reducing("sum", dims, keeps, local)
 

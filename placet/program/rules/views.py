@@ -356,7 +356,7 @@ RULES: Mapping[Any, Rule] = dict.fromkeys(_RESHAPES, RESHAPE) | {
     aten.cat.default: by_pattern(_cat),
     aten.stack.default: _beside(1, "dim", adds=True),
     aten.flip.default: _beside(1, "dims"),
-    aten.roll.default: _beside(2, "dims"),
+    aten.roll.default: _beside(2, "dims", None),
     aten.constant_pad_nd.default: by_pattern(_pad),
     aten.unfold.default: by_pattern(_unfold),
     aten.unfold_backward.default: by_pattern(

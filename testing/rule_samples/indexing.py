@@ -1,0 +1,5 @@
+"""Sample calls: indexing."""
+
+from testing.rule_samples.forms import Sample
+
+SAMPLES: tuple[Sample, ...] = ()
