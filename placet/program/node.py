@@ -70,6 +70,8 @@ class Boxing:
         queue: boxings of one queue are submitted in program order on every rank, so
             that a wire that matches by order stays matched.
         times: how often a step fires it: once, or once a micro-batch.
+        direct: the change is one step by one rule, as a planner has priced it; or else
+            the cheapest path is looked for.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Boxing:
     priority: int = 0
     queue: str = "grads"
     times: int = 1
+    direct: bool = False
     lane: ClassVar[str] = "move"
 
 

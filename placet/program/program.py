@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from placet.boxing.plan import BoxingPlan, plan_boxing
+from placet.boxing.plan import BoxingPlan, plan_boxing, plan_direct
 from placet.placement.cluster import Cluster
 from placet.placement.layout import Layout
 from placet.placement.mesh import Mesh
@@ -51,7 +51,8 @@ class Program:
         """The moves of a boxing: what is priced, run and recorded, all from here."""
         specs = [self.tensors[name] for name in boxing.inputs]
         shapes = tuple(spec.shape for spec in specs)
-        return plan_boxing(
+        make = plan_direct if boxing.direct else plan_boxing
+        return make(
             shapes, specs[0].dtype, boxing.src, boxing.dst, cluster=self.cluster
         )
 

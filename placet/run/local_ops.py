@@ -1,0 +1,106 @@
+"""A segment of a plan as code for one rank: aten calls on this rank's parts.
+
+A segment becomes an fx graph: its inputs are parts, each op is the call that the op's
+rule makes of it, and what nobody reads any more is dropped. Torch compiles an fx graph
+to a Python function, so a step runs without an interpreter of our own; Inductor can
+compile it further.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import getitem
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx
+
+from placet.placement.layout import Layout
+from placet.placement.mesh import Mesh
+from placet.program.graph import Graph, Op
+from placet.program.node import Compute
+from placet.program.refine import Refined
+from placet.program.rules.table import localize
+from placet.program.signature import Call, Parts, Signature, Slot, operator_of
+from placet.run.planned_random import keyed_call
+
+Segment: TypeAlias = Callable[..., tuple[Tensor, ...]]
+"""A rank's parts in, a rank's parts out."""
+
+
+def segments_of(
+    graph: Graph,
+    refined: Refined,
+    signatures: Mapping[str, tuple[Signature, ...]],
+    rank: int,
+    *,
+    compile: bool = False,
+) -> dict[str, Segment]:
+    """The code of every segment of a program, for one rank.
+
+    Args:
+        signatures: of the division that the program is refined from.
+        compile: let Inductor compile each segment, whole.
+    """
+    ops = {op.name: op for op in graph.ops}
+    found: dict[str, Segment] = {}
+    for node in refined.program.nodes:
+        if isinstance(node, Compute):
+            body = [ops[name] for name in refined.bodies[node.name]]
+            made = _segment(graph, refined, signatures, node, body, rank)
+            found[node.name] = torch.compile(made, fullgraph=True) if compile else made
+    return found
+
+
+def _segment(
+    graph: Graph,
+    refined: Refined,
+    signatures: Mapping[str, tuple[Signature, ...]],
+    node: Compute,
+    body: Sequence[Op],
+    rank: int,
+) -> fx.GraphModule:
+    code = fx.Graph()
+    values: dict[str, fx.Node] = {}
+    for i, name in enumerate(node.inputs):
+        values[name] = code.placeholder(f"part_{i}")
+    mesh = refined.program.mesh
+    for op in body:
+        inputs = [
+            values[refined.wiring.reads[op.name, i]] for i in range(len(op.inputs))
+        ]
+        call = local_call(graph, op, signatures[op.name], mesh, rank)
+        made = code.call_function(
+            call.target,
+            _filled(call.args, inputs),
+            {name: _filled(value, inputs) for name, value in call.kwargs},
+        )
+        if op.returns_tuple:
+            for i, output in enumerate(op.outputs):
+                if output is not None:
+                    values[output] = code.call_function(getitem, (made, i))
+        elif op.outputs[0] is not None:
+            values[op.outputs[0]] = made
+    code.output(tuple(values[name] for name in node.outputs))
+    return fx.GraphModule(torch.nn.Module(), code, node.name.replace(".", "_"))
+
+
+def local_call(
+    graph: Graph, op: Op, signatures: tuple[Signature, ...], mesh: Mesh, rank: int
+) -> Call:
+    """What a rank calls for an op."""
+    operator = operator_of(op, graph)
+    inputs = tuple(
+        Layout(mesh, [s.inputs[i] for s in signatures]) for i in range(len(op.inputs))
+    )
+    outputs = tuple(
+        Layout(mesh, [s.outputs[i] for s in signatures]) for i in range(len(op.outputs))
+    )
+    call = localize(operator, Parts(inputs, outputs, rank))
+    return call if call.random_box is None else keyed_call(call, operator)
+
+
+def _filled(value: Any, inputs: Sequence[fx.Node]) -> Any:
+    if isinstance(value, Slot):
+        return inputs[value.index]
+    if isinstance(value, tuple):
+        return tuple(_filled(item, inputs) for item in value)
+    return value

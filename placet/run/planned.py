@@ -1,0 +1,162 @@
+"""Run one step of a plan on this rank.
+
+    parts of states and batch -> the program's nodes, in order -> loss, gradients,
+                                                                  new buffers
+
+A compute node waits for what its boxings bring, then runs; a boxing is submitted and
+left to travel. What no later node reads is dropped.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from placet.boxing.ledger import Ledger
+from placet.placement.layout import Layout, part_box, relative
+from placet.program.division import Division
+from placet.program.graph import Graph
+from placet.program.node import Boxing, Compute, Node
+from placet.program.refine import Refined
+from placet.run.events import Observer, ignore
+from placet.run.executor import Binding, Executor
+from placet.run.local_ops import segments_of
+from placet.wire.interface import Wire
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step makes on one rank.
+
+    Args:
+        loss: 0-d, the mean over the global batch, equal on all ranks.
+        count: 0-d, the number of targets, if the loss function gave it.
+        news: parameter -> its gradient, buffer -> its new value: this rank's part.
+    """
+
+    loss: Tensor
+    count: Tensor | None
+    news: Mapping[str, Tensor]
+
+
+class PlannedStep:
+    """A refined program, ready to run on one rank.
+
+    Args:
+        graph, division, refined: what the plan says.
+        wire: carries the boxings.
+        compile: have Inductor compile the segments.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        division: Division,
+        refined: Refined,
+        wire: Wire,
+        ledger: Ledger | None = None,
+        observer: Observer = ignore,
+        *,
+        compile: bool = False,
+    ) -> None:
+        self.graph = graph
+        self.refined = refined
+        self.division = division
+        program = refined.program
+        self.executor = Executor(
+            program, wire, Ledger() if ledger is None else ledger, observer
+        )
+        self._values: dict[str, Tensor] = {}
+        self._segments = segments_of(
+            graph, refined, division.signatures, wire.rank, compile=compile
+        )
+        self._last = _last_reads(program.nodes)
+        self._awaited = _awaited(program.nodes)
+        for boxing in program.boxings():
+            self._bind(boxing)
+
+    def cut(self, tensor: Tensor, layout: Layout) -> Tensor:
+        """This rank's part of a whole tensor; a view."""
+        shape = tuple(tensor.shape)
+        whole = tuple((0, size) for size in shape)
+        box = part_box(shape, layout, self.executor.wire.rank)
+        return tensor[relative(box, whole)]
+
+    def __call__(
+        self, states: Mapping[str, Tensor], batch: Sequence[Tensor], *, step: int = 0
+    ) -> StepResult:
+        """Run the step.
+
+        Args:
+            states: this rank's part of every parameter and buffer, by name.
+            batch: the global batch's tensors, of which this rank takes its parts.
+            step: the training step; keys random numbers.
+        """
+        self.executor.begin_step(step)
+        given = dict(zip(self.graph.inputs, batch, strict=True))
+        self._values = {s.tensor: states[s.name] for s in self.graph.states}
+        for name, (tensor, layout) in self.refined.batch.items():
+            self._values[name] = self.cut(given[tensor], layout)
+        with torch.no_grad():
+            for index, node in enumerate(self.refined.program.nodes):
+                self._fire(index, node)
+        return self._result()
+
+    def _fire(self, index: int, node: Node) -> None:
+        for boxing in self._awaited[index]:
+            self.executor.wait(boxing)
+        if isinstance(node, Compute):
+            segment = self._segments[node.name]
+            inputs = [self._values[name] for name in node.inputs]
+            made = self.executor.run(node.name, node.lane, lambda: segment(*inputs))
+            self._values.update(zip(node.outputs, made, strict=True))
+            del inputs
+        elif isinstance(node, Boxing):
+            self.executor.submit(node.name)
+        for name in self._last[index]:
+            self._values.pop(name, None)
+
+    def _bind(self, boxing: Boxing) -> None:
+        def source() -> list[Tensor]:
+            return [self._values[name] for name in boxing.inputs]
+
+        def sink(parts: Sequence[Tensor]) -> None:
+            self._values.update(zip(boxing.outputs, parts, strict=True))
+
+        self.executor.bind(boxing.name, Binding(source, sink))
+
+    def _result(self) -> StepResult:
+        values, self._values = self._values, {}
+        wiring, graph = self.refined.wiring, self.graph
+        assert graph.loss is not None
+        count = None if graph.count is None else values[wiring.results[graph.count]]
+        news = {name: values[tensor] for name, tensor in wiring.news.items()}
+        return StepResult(values[wiring.results[graph.loss]], count, news)
+
+
+def _last_reads(nodes: Sequence[Node]) -> list[list[str]]:
+    """Per node: what no later node reads; the update's inputs are never dropped."""
+    found: list[list[str]] = [[] for _ in nodes]
+    seen: set[str] = set(nodes[-1].inputs)
+    for index in range(len(nodes) - 1, -1, -1):
+        node = nodes[index]
+        for name in dict.fromkeys((*node.inputs, *node.outputs)):
+            if name not in seen:
+                seen.add(name)
+                found[index].append(name)
+    return found
+
+
+def _awaited(nodes: Sequence[Node]) -> list[list[str]]:
+    """Per node: boxings whose results it is the first to read."""
+    makes: dict[str, str] = {}
+    waited: set[str] = set()
+    found = []
+    for node in nodes:
+        needed = dict.fromkeys(makes[n] for n in node.inputs if n in makes)
+        found.append([name for name in needed if name not in waited])
+        waited.update(needed)
+        if isinstance(node, Boxing):
+            makes.update(dict.fromkeys(node.outputs, node.name))
+    return found
