@@ -174,8 +174,8 @@ def cut(x: Tensor, layout: Layout, generator: torch.Generator) -> list[Tensor]:
     count = _num_terms(layout)
     shape = (count, *x.shape)
     noise = torch.randn(shape, generator=generator, dtype=torch.float64)
-    terms = noise.mul(3).round().to(x.dtype) if not x.is_floating_point() else noise
-    terms = terms.to(x.dtype)
+    exact = noise if x.dtype == torch.float64 else noise.mul(3).round()
+    terms = exact.to(x.dtype)
     if layout.reduction in ("max", "min"):
         sign = -1 if layout.reduction == "max" else 1
         terms = x + sign * terms.abs()

@@ -32,14 +32,14 @@ SAMPLES = (
     sample(aten.baddbmm.default, T(6), T(3, 4, 5), T(3, 5, 6)),
     sample(
         aten._grouped_mm.default,
-        T(7, 48, dtype=torch.bfloat16),
-        T(3, 48, 32, dtype=torch.bfloat16),
+        T(7, 48, dtype=torch.bfloat16, kind="index", high=3),
+        T(3, 48, 32, dtype=torch.bfloat16, kind="index", high=3),
         ENDS,
     ),
     sample(
         aten._grouped_mm.default,
-        T(32, 16, dtype=torch.bfloat16),
-        T(16, 48, dtype=torch.bfloat16),
+        T(32, 16, dtype=torch.bfloat16, kind="index", high=3),
+        T(16, 48, dtype=torch.bfloat16, kind="index", high=3),
         given((4, 9, 16), 3, dtype=torch.int32),
     ),
 )
