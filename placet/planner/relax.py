@@ -1,0 +1,247 @@
+"""The linear relaxation of a problem: a lower bound, and often the plan itself.
+
+Columns, all between 0 and 1:
+
+    x[v, k]     how much node class v takes choice k; sum_k x[v, k] = 1
+    f[t, S, e]  how much of tensor class t goes over step e for the consumers S
+    b[t, S, l]  how much of S parts in two at layout l                  -> flows.py
+
+A tensor is made in layout l as much as its producer's choices say, and read in l as
+much as each consumer's say; flows join the two. With the x whole the flows are the
+cheapest trees (the recursion of Dreyfus and Wagner, read as a linear program), so only
+the x, and whether a tensor is gathered again, have to be whole numbers in an exact
+model. Tensors with more than four consumers get one flow for each and pay a step as
+much as its largest flow, which is a bound of the tree and not always the tree.
+
+Ties. Nodes of one class share x, tensors of one class share f and b, and the rows that
+join tensors to nodes are the average of their members' rows. Let z be any feasible
+point of the problem without ties, such as any plan. Average z over the members of each
+class. Every row of the tied program is a sum of rows of the program without ties, with
+the same columns replaced by their averages: z's average satisfies it and costs the same
+because members have the same prices. So the tied program's value is at most the untied
+program's, for ANY grouping of nodes with equal tables and of tensors with equal domains
+and number of consumers: it is a bound for the problem in which everyone decides alone.
+The other way around this fails: whole numbers with ties are a restriction.
+
+Memory. One row: states, plus what the forward keeps for the backward (see
+`problem.kept_bytes`). A tensor is kept, or gathered again, or, in the relaxation, a
+mixture: its ends are parted in two, each with trees of its own     -> _parted
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from placet.boxing.routes import Domain
+from placet.planner.classes import Ties
+from placet.planner.flows import Ends, add_tree
+from placet.planner.linear import Builder, Model, Numbers
+from placet.planner.problem import Floats, Problem
+
+
+class Relaxation(NamedTuple):
+    """A model and what its columns mean.
+
+    Args:
+        model: to be solved.
+        choices: per node class, the choices that were kept.
+        columns: per node class, their columns.
+        regathered: per tensor class its column, -1 where there is none.
+    """
+
+    model: Model
+    choices: tuple[Numbers, ...]
+    columns: tuple[Numbers, ...]
+    regathered: tuple[int, ...]
+
+    def taken(self, values: Floats) -> list[int]:
+        """The choice of each node class that a solution takes most of."""
+        return [
+            int(choices[int(values[columns].argmax())])
+            for choices, columns in zip(self.choices, self.columns, strict=True)
+        ]
+
+
+def relax(
+    problem: Problem,
+    ties: Ties,
+    choices: Sequence[Numbers] | None = None,
+    *,
+    least_memory: bool = False,
+) -> Relaxation:
+    """The relaxation of a problem.
+
+    Args:
+        choices: per node class, those worth keeping; None for all.
+        least_memory: price memory and nothing else, without a limit.
+    """
+    return _Build(problem, ties, choices, least_memory).relaxation()
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """How memory enters: in a row of its own, or as the price."""
+
+    row: int
+    unit: float
+
+
+class _Build:
+    def __init__(
+        self,
+        problem: Problem,
+        ties: Ties,
+        choices: Sequence[Numbers] | None,
+        least_memory: bool,
+    ) -> None:
+        self.problem = problem
+        self.ties = ties
+        self.builder = Builder()
+        self.least_memory = least_memory
+        self.memory: _Memory | None = None
+        if problem.memory_bytes is not None and not least_memory:
+            row = int(self.builder.rows(1, -np.inf, 1.0)[0])
+            self.memory = _Memory(row, 1.0 / max(problem.memory_bytes, 1.0))
+        self.choices = tuple(
+            choices or [np.arange(len(problem.nodes[g[0]].costs)) for g in ties.nodes]
+        )
+        self.columns: list[Numbers] = []
+
+    def relaxation(self) -> Relaxation:
+        for group, kept in zip(self.ties.nodes, self.choices, strict=True):
+            node = self.problem.nodes[group[0]]
+            held = node.state_bytes[kept] * len(group)
+            costs = held if self.least_memory else node.costs[kept] * len(group)
+            columns = self.builder.columns(costs, integer=True)
+            self.columns.append(columns)
+            self.builder.put(self.builder.rows(1, 1, 1), columns, 1.0)
+            if self.memory is not None and held.any():
+                self.builder.put(self.memory.row, columns, held * self.memory.unit)
+        again = tuple(self._add_tensor(group) for group in self.ties.tensors)
+        model = self.builder.build()
+        return Relaxation(model, self.choices, tuple(self.columns), again)
+
+    def _add_tensor(self, group: tuple[int, ...]) -> int:
+        """Adds a tensor class; returns its column of gathering again."""
+        problem = self.problem
+        first = problem.tensors[group[0]]
+        late = problem.late_reads[group[0]]
+        if not first.consumers:
+            return -1
+        made = self._ends([problem.tensors[t].producer for t in group], is_made=True)
+        reads, is_late = [], []
+        for c in self._different(group):
+            consumers = [problem.tensors[t].consumers[c] for t in group]
+            reads.append(self._ends(consumers, is_made=False))
+            is_late.append(c in late)
+        weight = 0.0 if self.least_memory else float(len(group))
+        if not late or not (self.memory or self.least_memory):
+            add_tree(self.builder, first.domain, made, reads, weight)
+            return -1
+        stored = any(
+            not problem.nodes[problem.tensors[t].producer[0]].signatures for t in group
+        )
+        return self._parted(first.domain, made, reads, is_late, stored, len(group))
+
+    def _ends(self, places: Sequence[tuple[int, int]], *, is_made: bool) -> Ends:
+        """How much a slot is in each layout: the average over the members."""
+        counts: dict[tuple[int, int], int] = {}
+        for n, slot in places:
+            key = self.ties.node_class[n], slot
+            counts[key] = counts.get(key, 0) + 1
+        layouts, columns, values = [], [], []
+        for (v, slot), count in counts.items():
+            node = self.problem.nodes[self.ties.nodes[v][0]]
+            table = node.output_layouts if is_made else node.input_layouts
+            layouts.append(table[self.choices[v], slot].astype(np.intp))
+            columns.append(self.columns[v])
+            values.append(np.full(len(self.choices[v]), count / len(places)))
+        return Ends(*map(np.concatenate, (layouts, columns, values)))
+
+    def _different(self, group: tuple[int, ...]) -> list[int]:
+        """Consumers, without slots of one node that always want the same."""
+        seen: dict[tuple[object, ...], int] = {}
+        tensors = [self.problem.tensors[t] for t in group]
+        for c in range(len(tensors[0].consumers)):
+            places = [tensor.consumers[c] for tensor in tensors]
+            wants = (self.problem.nodes[n].input_layouts[:, s] for n, s in places)
+            key = (*(n for n, _ in places), *(w.tobytes() for w in wants))
+            seen.setdefault(key, c)
+        return list(seen.values())
+
+    def _parted(
+        self,
+        domain: Domain,
+        made: Ends,
+        reads: Sequence[Ends],
+        is_late: Sequence[bool],
+        stored: bool,
+        count: int,
+    ) -> int:
+        """A tensor that is kept or gathered again; returns the column that says which.
+
+        kept: one tree for all; each layout that a late consumer reads is held.
+        again: a tree for the early ones, one for the late; the made layout is held.
+        """
+        builder = self.builder
+        weight = 0.0 if self.least_memory else float(count)
+        again = builder.columns([0.0], integer=True)
+        made_kept, made_again = self._part(made)
+        parts = [self._part(read) for read in reads]
+        whole = builder.rows(1, 0, 0)
+        builder.put(whole, made_again.columns, 1.0)
+        builder.put(whole, again, -1.0)
+        add_tree(builder, domain, made_kept, [kept for kept, _ in parts], weight)
+        for phase in (False, True):
+            ends = [x for (_, x), y in zip(parts, is_late, strict=True) if y == phase]
+            add_tree(builder, domain, made_again, ends, weight)
+        sizes = domain.local_bytes * count
+        if not stored:
+            self._hold(made_again.columns, sizes[made_again.layouts])
+        late_parts = [kept for (kept, _), x in zip(parts, is_late, strict=True) if x]
+        layouts = np.unique(np.concatenate([p.layouts for p in late_parts]))
+        held = self._held(sizes[layouts])
+        for part in late_parts:
+            # held[l] >= read[l] (- made[l], where that is the producer's own memory)
+            rows = builder.rows(len(part.layouts), 0, np.inf)
+            builder.put(rows, held[np.searchsorted(layouts, part.layouts)], 1.0)
+            builder.put(rows, part.columns, -1.0)
+            if stored:
+                _, mine, its = np.intersect1d(
+                    part.layouts, made_kept.layouts, return_indices=True
+                )
+                builder.put(rows[mine], made_kept.columns[its], 1.0)
+        return int(again[0])
+
+    def _part(self, ends: Ends) -> tuple[Ends, Ends]:
+        """New columns for each layout of two parts that make up an end."""
+        builder = self.builder
+        layouts, position = np.unique(ends.layouts, return_inverse=True)
+        kept = builder.columns(np.zeros(len(layouts)))
+        again = builder.columns(np.zeros(len(layouts)))
+        rows = builder.rows(len(layouts), 0, 0)
+        builder.put(rows, kept, 1.0)
+        builder.put(rows, again, 1.0)
+        builder.put(rows[position], ends.columns, -ends.values)
+        ones = np.ones(len(layouts))
+        return Ends(layouts, kept, ones), Ends(layouts, again, ones)
+
+    def _held(self, sizes: Floats) -> Numbers:
+        """Columns that say how much of each layout is held."""
+        if self.least_memory:
+            return self.builder.columns(sizes)
+        columns = self.builder.columns(np.zeros(len(sizes)))
+        self._hold(columns, sizes)
+        return columns
+
+    def _hold(self, columns: Numbers, sizes: Floats) -> None:
+        """Columns take memory."""
+        if self.memory is not None:
+            self.builder.put(self.memory.row, columns, sizes * self.memory.unit)
+            return
+        held = self.builder.columns(sizes)
+        rows = self.builder.rows(len(columns), 0, 0)
+        self.builder.put(rows, held, 1.0)
+        self.builder.put(rows, columns, -1.0)

@@ -1,0 +1,211 @@
+"""The search for the cheapest plan, and the proof of how good it is.
+
+    1  leave out choices that others replace                       -> reduce.py
+    2  solve the linear relaxation, layers tied: the bound         -> relax.py
+    3  round it, descend over classes, then over single nodes      -> descent.py
+    4  if a gap is left: whole numbers, with ties, then without
+
+Whole numbers with ties restrict the problem, so that run gives plans and no bound. The
+run without ties gives both.
+"""
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from placet.planner.classes import Ties, ties_of, untied
+from placet.planner.descent import Descended, descend_within
+from placet.planner.linear import Solved
+from placet.planner.problem import Assignment, Floats, Problem, Solution, evaluate
+from placet.planner.reduce import needed_choices
+from placet.planner.relax import Relaxation, relax
+from placet.planner.table import Table
+
+SMALL = 20_000
+"""Columns up to which the best plan is searched exactly."""
+LARGEST = 400_000
+"""Columns above which whole numbers are not tried."""
+EXACT_GAP = 1e-9
+GOOD_GAP = 5e-3
+TOLERANCE = 1e-9
+"""How much of the memory limit rounding may exceed."""
+
+
+def solve(
+    problem: Problem,
+    *,
+    time_limit_seconds: float = 60.0,
+    cutoff: float | None = None,
+) -> Solution:
+    """The cheapest plan found, and a bound of all plans.
+
+    Args:
+        problem: nodes and tensors of one `kind` decide alike at first.
+        time_limit_seconds: then the best so far is returned, `is_complete` false.
+        cutoff: no plan is wanted that costs as much; the search ends when the bound
+            reaches it.
+
+    Raises:
+        ValueError: nodes of one kind differ.
+    """
+    started = time.monotonic()
+    run = _Run(problem, started + time_limit_seconds, cutoff)
+    solution = run.search()
+    return replace(solution, seconds=time.monotonic() - started)
+
+
+@dataclass
+class _Best:
+    assignment: Assignment | None = None
+    cost: float = math.inf
+
+
+class _Run:
+    """One search: what is known so far."""
+
+    def __init__(self, problem: Problem, deadline: float, cutoff: float | None) -> None:
+        self.problem = problem
+        self.deadline = deadline
+        self.cutoff = math.inf if cutoff is None else cutoff
+        self.ties = ties_of(problem)
+        self.best = _Best()
+        self.bound = sum(float(n.costs.min()) for n in problem.nodes)
+        self.notes: list[str] = []
+        self.is_complete = True
+
+    @property
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def search(self) -> Solution:
+        relaxation = relax(
+            self.problem, self.ties, needed_choices(self.problem, self.ties)
+        )
+        size = len(relaxation.model.costs)
+        method = "highs-ds" if size <= SMALL else "highs-ipm"
+        found = relaxation.model.relaxed(self.left, method)
+        if found.status == "infeasible":
+            return self._nothing_fits()
+        self.bound = max(self.bound, found.bound)
+        if self.bound >= self.cutoff:
+            self.notes.append(f"cut off: no plan costs less than {self.cutoff:.6g}")
+            return self._solution()
+        if found.values is None:
+            self.is_complete = False
+            self.notes.append("the relaxation ran out of time")
+            self._descend(self.ties, [0] * len(self.ties.nodes))
+            return self._solution()
+        self._round(relaxation, found)
+        for ties in self._orders():
+            if self._is_good(size) or size > LARGEST:
+                break
+            self._whole(ties, size)
+        if self.best.assignment is None and self.is_complete:
+            return self._nothing_fits()
+        if not self._is_good(size):
+            self.is_complete = False
+        return self._solution()
+
+    def _orders(self) -> list[Ties]:
+        free = untied(self.problem)
+        return [free] if self.ties.is_trivial else [self.ties, free]
+
+    def _is_good(self, size: int) -> bool:
+        wanted = EXACT_GAP if size <= SMALL else GOOD_GAP
+        return self.best.cost - self.bound <= wanted * abs(self.bound) + 1e-12
+
+    def _round(self, relaxation: Relaxation, found: Solved) -> None:
+        assert found.values is not None
+        self._descend(self.ties, relaxation.taken(found.values))
+
+    def _descend(self, ties: Ties, start: list[int]) -> None:
+        """Descends over classes, then over single nodes."""
+        table = Table(self.problem, ties.nodes)
+        end = descend_within(table, start, deadline=self.deadline)
+        if end is None:
+            return
+        self._offer(table.assignment(end.choices, end.rate))
+        if not ties.is_trivial:
+            free = untied(self.problem)
+            single = [0] * len(self.problem.nodes)
+            for n, v in enumerate(ties.node_class):
+                single[n] = end.choices[v]
+            self._polish(free, single, end)
+
+    def _polish(self, free: Ties, single: list[int], end: Descended) -> None:
+        table = Table(self.problem, free.nodes)
+        found = descend_within(table, single, rate=end.rate, deadline=self.deadline)
+        if found is not None:
+            self._offer(table.assignment(found.choices, found.rate))
+
+    def _whole(self, ties: Ties, size: int) -> None:
+        """Searches whole numbers; without ties the bound is one of all plans."""
+        if self.left <= 0:
+            self.is_complete = False
+            return
+        choices = needed_choices(self.problem, ties)
+        relaxation = relax(self.problem, ties, choices)
+        if len(relaxation.model.costs) > LARGEST:
+            return
+        gap = EXACT_GAP if size <= SMALL else GOOD_GAP
+        found = relaxation.model.solved(self.left, gap)
+        if ties.is_trivial and np.isfinite(found.bound):
+            self.bound = max(self.bound, found.bound)
+        if found.status == "time":
+            self.is_complete = False
+        if found.values is not None:
+            self._offer(self._read(relaxation, found.values, ties))
+
+    def _read(self, relaxation: Relaxation, values: Floats, ties: Ties) -> Assignment:
+        """The assignment that a solution in whole numbers stands for."""
+        taken = relaxation.taken(values)
+        choices = [taken[v] for v in ties.node_class]
+        again: set[int] = set()
+        for column, group in zip(relaxation.regathered, ties.tensors, strict=True):
+            if column >= 0 and values[column] > 0.5:
+                again.update(group)
+        return Assignment(tuple(choices), frozenset(again))
+
+    def _offer(self, assignment: Assignment) -> None:
+        found = evaluate(self.problem, assignment)
+        limit = self.problem.memory_bytes
+        fits = limit is None or found.memory_bytes <= limit * (1 + TOLERANCE)
+        if fits and found.total < self.best.cost:
+            self.best = _Best(assignment, found.total)
+
+    def _nothing_fits(self) -> Solution:
+        """Says how little memory any plan needs."""
+        least: float | None = None
+        if self.problem.memory_bytes is not None:
+            least = self._least_memory()
+        else:
+            self.notes.append("no choice of layouts joins all nodes")
+        return Solution(
+            None, math.inf, math.inf, True, "search", 0.0, least, tuple(self.notes)
+        )
+
+    def _least_memory(self) -> float:
+        """The memory of the leanest plan found, or a bound of it if time is short."""
+        relaxation = relax(self.problem, self.ties, least_memory=True)
+        exact = len(relaxation.model.costs) <= SMALL
+        model = relaxation.model
+        seconds = max(self.left, 10.0)
+        found = model.solved(seconds, EXACT_GAP) if exact else model.relaxed(seconds)
+        if found.values is None:
+            return found.bound
+        return found.cost
+
+    def _solution(self) -> Solution:
+        bound = min(self.bound, self.best.cost)
+        return Solution(
+            self.best.assignment,
+            self.best.cost,
+            bound,
+            self.is_complete,
+            "search",
+            0.0,
+            None,
+            tuple(self.notes),
+        )
