@@ -20,7 +20,7 @@ import torch
 
 from placet.placement.cluster import Cluster
 from placet.placement.layout import Layout
-from placet.placement.placement import Partial
+from placet.placement.placement import Partial, Split
 from placet.program.division import Division
 from placet.program.graph import Graph, Op
 from placet.program.node import Boxing, Compute, Load, Node, TensorSpec, Update
@@ -141,7 +141,7 @@ class _Schedule:
             if step is None and name in self.graph.inputs:
                 self.batch[name] = self.wiring.layouts[name]
             return
-        if step.tensor in self.graph.inputs:
+        if step.tensor in self.graph.inputs and _is_cut(step.dst):
             self.batch[name] = self.wiring.layouts[name]
             return
         if name not in self._sent:
@@ -297,6 +297,14 @@ def _update(graph: Graph, wiring: Wiring) -> Update:
             *wiring.results.values(),
         ),
         tuple(f"{s.name}.new" for s in changed),
+    )
+
+
+def _is_cut(layout: Layout) -> bool:
+    """Whether parts are cut out of the whole; terms of a sum are not."""
+    return not any(
+        isinstance(p, Partial) or (isinstance(p, Split) and p.adjoint)
+        for p in layout.placements
     )
 
 
