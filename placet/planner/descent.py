@@ -69,7 +69,8 @@ def descend(
         cost, held = table.options(choices, group, rate)
         value = cost + rate * held
         best, now = int(value.argmin()), float(value[choices[group]])
-        if value[best] < now - 1e-12 * abs(now) if np.isfinite(now) else best:
+        least = 1e-12 * abs(now) if np.isfinite(now) else 0.0
+        if value[best] < now - least:
             choices[group] = best
             for p in table.touching[group]:
                 pattern = table.patterns[p]
@@ -90,13 +91,15 @@ def descend_within(
     found = descend(table, start, rate=rate, deadline=deadline)
     if limit is None or found.memory_bytes <= limit:
         return found
+    if not np.isfinite(found.cost):
+        return None
     low, high = rate, rate
     best: Descended | None = None
     tries = 0
     while tries < MAX_RATES and time.monotonic() < deadline:
         tries += 1
         if best is None:
-            low, high = high, max(high * 4, found.cost / limit * 1e-3, 1e-12)
+            low, high = high, max(high * 4, found.cost / max(limit, 1.0) * 1e-3, 1e-12)
             middle = high
         else:
             middle = math.sqrt(low * high) if low > 0 else high / 16

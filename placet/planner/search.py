@@ -156,7 +156,13 @@ class _Run:
         if found.status == "time":
             self.is_complete = False
         if found.values is not None:
-            self._offer(self._read(relaxation, found.values, ties))
+            plan = self._read(relaxation, found.values, ties)
+            if not self._offer(plan):
+                self._repair(plan, ties)
+
+    def _repair(self, plan: Assignment, ties: Ties) -> None:
+        """A plan that the solver's tolerance let exceed the memory: descend from it."""
+        self._descend(ties, [plan.choices[group[0]] for group in ties.nodes])
 
     def _read(self, relaxation: Relaxation, values: Floats, ties: Ties) -> Assignment:
         """The assignment that a solution in whole numbers stands for."""
@@ -168,12 +174,14 @@ class _Run:
                 again.update(group)
         return Assignment(tuple(choices), frozenset(again))
 
-    def _offer(self, assignment: Assignment) -> None:
+    def _offer(self, assignment: Assignment) -> bool:
+        """Keeps a plan if it is the best so far; returns whether it fits."""
         found = evaluate(self.problem, assignment)
         limit = self.problem.memory_bytes
         fits = limit is None or found.memory_bytes <= limit * (1 + TOLERANCE)
         if fits and found.total < self.best.cost:
             self.best = _Best(assignment, found.total)
+        return fits
 
     def _nothing_fits(self) -> Solution:
         """Says how little memory any plan needs."""

@@ -1,0 +1,265 @@
+"""plan(): a plain module in, a near-optimal parallel plan out.
+
+capture   one training step as a graph                  program/capture.py
+normalise into operators that can be divided            program/normalise
+for each factorisation of the ranks into a mesh:
+    problem   choices of every operator, prices         planner/build.py
+    solve     the cheapest plan, and a bound            planner/search.py
+the cheapest of all; the bound is the least of all meshes'
+"""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from placet.cost.machine import Machine, machine_here
+from placet.cost.objective import (
+    Objective,
+    Unit,
+    bytes_objective,
+    seconds_objective,
+)
+from placet.errors import PlanError
+from placet.placement.cluster import Cluster
+from placet.placement.mesh import Mesh
+from placet.planner.build import build_problem
+from placet.planner.classes import find_classes
+from placet.planner.decide import decide
+from placet.planner.meshes import factorisations
+from placet.planner.pins import Pin
+from placet.planner.plan import MeshTried, Plan
+from placet.planner.problem import Problem, Solution, evaluate
+from placet.planner.search import solve
+from placet.planner.storage import Storage, storage_of
+from placet.program.capture import Captured, LossFunction, Precision, capture
+from placet.program.graph import Graph
+from placet.program.normalise.normalise import normalise
+from placet.program.program import bytes_text
+from placet.program.rules.table import rule_of
+from placet.program.signature import operator_of, target_name
+
+Watch = Callable[[str], None]
+"""Is told what the planner does now."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a plan is asked for, besides the model.
+
+    Args:
+        num_ranks: that the plan is for.
+        cluster: their links; None where bytes alone count.
+        machine: how fast they compute; only for seconds.
+        memory_bytes: what each rank may hold.
+        meshes: to be tried, in this order.
+    """
+
+    unit: Unit
+    num_ranks: int
+    cluster: Cluster | None
+    machine: Machine | None
+    memory_bytes: float | None
+    meshes: tuple[Mesh, ...]
+    pins: tuple[Pin, ...]
+    storage: Storage
+    time_limit_seconds: float
+
+    def objective(self, mesh: Mesh) -> Objective:
+        """The prices on a mesh."""
+        if self.unit == "bytes":
+            return bytes_objective(mesh)
+        assert self.cluster is not None
+        assert self.machine is not None
+        return seconds_objective(mesh, self.cluster, self.machine)
+
+
+def plan(
+    model: nn.Module,
+    sample_batch: Any,
+    loss: LossFunction | None = None,
+    *,
+    cluster: Cluster | None = None,
+    memory: str | int | None = None,
+    objective: Unit = "seconds",
+    mesh: Mesh | None = None,
+    max_axes: int = 2,
+    pins: Sequence[Pin] = (),
+    optimizer: str | Optimizer = "adam",
+    precision: Precision = "fp32",
+    machine: Machine | None = None,
+    time_limit_seconds: float = 60.0,
+    watch: Watch | None = None,
+) -> Plan:
+    """A plan for training a model on a cluster.
+
+        plan = placet.plan(model, batch, loss, cluster=placet.Cluster.here(4))
+        job = placet.Job(model, loss, optimizer, data, plan=plan)
+
+    Args:
+        model: a plain module, on any device; nothing is computed.
+        sample_batch: a global batch, with the shapes that training will have.
+        loss: as for Job: (model, batch) -> the mean, or (mean, number of targets).
+        cluster: hosts and links; this machine, one rank a core or GPU, if left out.
+        memory: what each rank may hold, as "8GiB" or bytes; no limit if left out.
+        objective: what the plan has least of: "seconds", or "bytes", which needs no
+            machine.
+        mesh: the only one to be tried; all factorisations of the ranks if left out.
+        max_axes: of the meshes that are tried.
+        pins: placements that are decided or forbidden.
+        optimizer: its name or itself; says how much state a parameter has.
+        precision: "bf16" plans a step under autocast.
+        machine: how fast a rank computes; measured for a moment if left out.
+        time_limit_seconds: for the search on all meshes.
+        watch: is told what the planner does.
+
+    Raises:
+        CaptureError: the step cannot be captured.
+        PlanError: nothing fits the memory; says the least that would do.
+        ValueError: a mesh of another size than the cluster; a pin without a choice.
+
+    Source: AutoDDL (arXiv:2301.06813); differs in a bound, in activations counted as
+    memory, in boxings shared by all readers, and in running on stock PyTorch.
+    """
+    began = time.monotonic()
+    tell = watch or (lambda _: None)
+    cluster = cluster or Cluster.here(None if mesh is None else mesh.num_ranks)
+    num_ranks = cluster.num_ranks
+    if mesh is not None and mesh.num_ranks != num_ranks:
+        raise ValueError(
+            f"{mesh!r} has {mesh.num_ranks} ranks, the cluster has {num_ranks}; give a "
+            "mesh of as many"
+        )
+    tell("capturing one step")
+    captured = capture(model, sample_batch, loss, precision=precision)
+    graph = normalise(captured.graph, num_ranks)
+    wanted = Wanted(
+        objective,
+        num_ranks,
+        cluster,
+        machine or machine_here() if objective == "seconds" else None,
+        None if memory is None else parse_bytes(memory),
+        (mesh,) if mesh is not None else tuple(factorisations(num_ranks, max_axes)),
+        tuple(pins),
+        storage_of(optimizer),
+        time_limit_seconds,
+    )
+    return search(captured, graph, wanted, time.monotonic() - began, tell)
+
+
+@dataclass(frozen=True)
+class _Found:
+    mesh: Mesh
+    problem: Problem
+    solution: Solution
+
+
+def search(
+    captured: Captured,
+    graph: Graph,
+    wanted: Wanted,
+    capture_seconds: float,
+    tell: Watch,
+) -> Plan:
+    """The cheapest plan over all meshes.
+
+    Raises:
+        PlanError: nothing fits the memory.
+    """
+    ends = time.monotonic() + wanted.time_limit_seconds
+    best: _Found | None = None
+    tried: list[MeshTried] = []
+    needed: list[float] = []
+    times = {"capture": capture_seconds, "build": 0.0, "solve": 0.0}
+    is_complete = True
+    for mesh in wanted.meshes:
+        tell(f"{mesh!r}: pricing")
+        began = time.monotonic()
+        problem = find_classes(
+            build_problem(
+                graph,
+                mesh,
+                wanted.objective(mesh),
+                storage=wanted.storage,
+                memory_bytes=wanted.memory_bytes,
+                pins=wanted.pins,
+            )
+        )
+        built = time.monotonic()
+        tell(f"{mesh!r}: searching")
+        solution = solve(
+            problem,
+            time_limit_seconds=max(1.0, ends - built),
+            cutoff=None if best is None else best.solution.cost,
+        )
+        times["build"] += built - began
+        times["solve"] += time.monotonic() - built
+        is_complete = is_complete and solution.is_complete
+        found = solution.assignment is not None
+        tried.append(MeshTried(mesh, solution.cost if found else None, solution.bound))
+        if solution.least_memory_bytes is not None:
+            needed.append(solution.least_memory_bytes)
+        if found and (best is None or solution.cost < best.solution.cost):
+            best = _Found(mesh, problem, solution)
+    if best is None:
+        raise _does_not_fit(wanted, needed)
+    assignment = best.solution.assignment
+    assert assignment is not None
+    bounds = [m.bound for m in tried]
+    return Plan(
+        decide(best.problem, best.mesh, assignment),
+        wanted.unit,
+        best.solution.cost,
+        min([*bounds, best.solution.cost]),
+        is_complete,
+        best.solution.solver,
+        times,
+        wanted.memory_bytes,
+        evaluate(best.problem, assignment).memory_bytes,
+        captured.fingerprint,
+        captured.metas,
+        cluster=wanted.cluster,
+        meshes=tuple(tried),
+        notes=(*best.solution.notes, *replicated_notes(graph)),
+    )
+
+
+def replicated_notes(graph: Graph) -> tuple[str, ...]:
+    """Operators for which no signature is known: every rank runs them whole."""
+    found = {}
+    for op in graph.ops:
+        if op.inputs and rule_of(operator_of(op, graph))[1] == "replicated":
+            found.setdefault(target_name(op.target), op.module or "the model itself")
+    return tuple(
+        f"{target} in {module}: no signature is known, so every rank runs it whole"
+        for target, module in found.items()
+    )
+
+
+def _does_not_fit(wanted: Wanted, needed: Sequence[float]) -> PlanError:
+    least = f"the least that would do is {bytes_text(min(needed))}" if needed else ""
+    return PlanError(
+        f"no plan for {wanted.num_ranks} ranks fits in "
+        f"{bytes_text(wanted.memory_bytes or 0)} a rank; {least}: give more memory, "
+        "use more ranks, a smaller batch, or an optimizer with less state"
+    )
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def parse_bytes(text: str | int) -> float:
+    """A size in bytes: 8589934592, "8GiB" or "500 MB".
+
+    Raises:
+        ValueError: neither a number nor a number with a unit.
+    """
+    found = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", str(text))
+    if found is None or found[2].upper() not in _UNITS or float(found[1]) <= 0:
+        raise ValueError(f"memory={text!r}: write a size such as '8GiB' or '500MB'")
+    return float(found[1]) * _UNITS[found[2].upper()]
