@@ -16,10 +16,12 @@ over projections of its work:
 and memory does not enter. A grid p1 x p2 x p3 = P whose parts are equal moves what
 `grid_words` says; the best grid meets the bound where the ideal one is whole.
 
-Source: H. Al Daas, G. Ballard, L. Grigori, S. Kumar, K. Rouse, "Tight Memory-Independent
-Parallel Matrix Multiplication Communication Lower Bounds", SPAA 2022.
+Source: H. Al Daas, G. Ballard, L. Grigori, S. Kumar and K. Rouse, "Tight
+Memory-Independent Parallel Matrix Multiplication Communication Lower Bounds", SPAA
+2022.
 """
 
+import math
 from fractions import Fraction
 
 
@@ -39,8 +41,8 @@ def _least_faces(m: int, n: int, k: int, num_ranks: int) -> float:
     if num_ranks * n <= m:
         return n * k + (m * k + m * n) / num_ranks
     if num_ranks * k * k <= m * n:
-        return 2 * (m * n * k * k / num_ranks) ** 0.5 + m * n / num_ranks
-    return float(3 * (m * n * k / num_ranks) ** (2 / 3))
+        return 2 * math.sqrt(m * n * k * k / num_ranks) + m * n / num_ranks
+    return 3 * math.pow(m * n * k / num_ranks, 2 / 3)
 
 
 def grid_words(shape: tuple[int, int, int], grid: tuple[int, int, int]) -> Fraction:

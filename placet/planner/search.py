@@ -113,7 +113,7 @@ class _Run:
         return [free] if self.ties.is_trivial else [self.ties, free]
 
     def _is_good(self, size: int) -> bool:
-        wanted = EXACT_GAP if size <= SMALL else GOOD_GAP
+        wanted = 10 * EXACT_GAP if size <= SMALL else GOOD_GAP
         return self.best.cost - self.bound <= wanted * abs(self.bound) + 1e-12
 
     def _round(self, relaxation: Relaxation, found: Solved) -> None:
