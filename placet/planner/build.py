@@ -307,7 +307,8 @@ def _placed(builder: _Nodes, node: Node, mesh: Mesh) -> Placed:
         return [layouts[i].placements for i in column]
 
     slot = next((i for i, t in enumerate(node.outputs) if t is not None), None)
-    whole = [(B,) * len(mesh.axes)] * len(node.costs)
+    unplaced: tuple[Placement, ...] = (B,) * len(mesh.axes)
+    whole = [unplaced] * len(node.costs)
     made = whole
     if slot is not None:
         tensor = node.outputs[slot]

@@ -18,9 +18,9 @@ def decide(problem: Problem, mesh: Mesh, assignment: Assignment) -> Division:
         if node.signatures:
             signatures[node.name] = node.signatures[choice]
         elif node.outputs and node.is_state:
-            tensor = node.outputs[0]
-            assert tensor is not None
-            layouts = problem.tensors[tensor].domain.layouts
+            stored = node.outputs[0]
+            assert stored is not None
+            layouts = problem.tensors[stored].domain.layouts
             homes[node.name] = layouts[int(node.output_layouts[choice, 0])]
     boxings: dict[str, Steps] = {}
     again: dict[str, Steps] = {}

@@ -24,15 +24,15 @@ class Meshes:
 
     Args:
         solutions: per mesh; one that was cut off has no assignment.
-        problems: per mesh.
         best: the mesh of the cheapest plan; None if no plan was found.
+        problem: of that mesh.
         bound: no plan on any of the meshes costs less.
         is_complete: whether every mesh was solved or shown not to win.
     """
 
     solutions: tuple[tuple[Mesh, Solution], ...]
-    problems: tuple[Problem, ...]
     best: int | None
+    problem: Problem | None
     bound: float
     is_complete: bool
 
@@ -98,8 +98,8 @@ def search_meshes(
             raise ValueError(f"{mesh!r} has not num_ranks={num_ranks}")
     deadline = time.monotonic() + time_limit_seconds
     solutions: list[tuple[Mesh, Solution]] = []
-    problems = []
     best: int | None = None
+    kept: Problem | None = None
     cost = float("inf")
     for i, mesh in enumerate(tried):
         problem = build(mesh)
@@ -107,9 +107,8 @@ def search_meshes(
         cutoff = None if best is None else cost
         found = solver(problem, time_limit_seconds=share, cutoff=cutoff)
         if found.assignment is not None and found.cost < cost:
-            best, cost = i, found.cost
+            best, kept, cost = i, problem, found.cost
         solutions.append((mesh, found))
-        problems.append(problem)
     bound = min(solution.bound for _, solution in solutions)
     complete = all(s.is_complete or s.bound >= cost for _, s in solutions)
-    return Meshes(tuple(solutions), tuple(problems), best, min(bound, cost), complete)
+    return Meshes(tuple(solutions), best, kept, min(bound, cost), complete)

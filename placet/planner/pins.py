@@ -76,7 +76,7 @@ def allowed(pins: Sequence[Pin], node: Node, placed: "Placed") -> list[int]:
     Raises:
         ValueError: no choice is left; says what there is.
     """
-    kept = range(len(placed.first))
+    kept = list(range(len(placed.first)))
     for pin in pins:
         left = [i for i in kept if _allows(pin, placed, i)]
         if not left:
@@ -90,7 +90,7 @@ def allowed(pins: Sequence[Pin], node: Node, placed: "Placed") -> list[int]:
                 f"{node.label or node.name} can have: {', '.join(known)}"
             )
         kept = left
-    return list(kept)
+    return kept
 
 
 @dataclass(frozen=True)

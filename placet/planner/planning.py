@@ -30,11 +30,10 @@ from placet.placement.mesh import Mesh
 from placet.planner.build import build_problem
 from placet.planner.classes import find_classes
 from placet.planner.decide import decide
-from placet.planner.meshes import factorisations
+from placet.planner.meshes import Meshes, meshes_of, search_meshes
 from placet.planner.pins import Pin
 from placet.planner.plan import MeshTried, Plan
 from placet.planner.problem import Problem, Solution, evaluate
-from placet.planner.search import solve
 from placet.planner.storage import Storage, storage_of
 from placet.program.capture import Captured, LossFunction, Precision, capture
 from placet.program.graph import Graph
@@ -143,19 +142,12 @@ def plan(
         cluster,
         machine or machine_here() if objective == "seconds" else None,
         None if memory is None else parse_bytes(memory),
-        (mesh,) if mesh is not None else tuple(factorisations(num_ranks, max_axes)),
+        (mesh,) if mesh is not None else meshes_of(num_ranks, max_axes=max_axes),
         tuple(pins),
         storage_of(optimizer),
         time_limit_seconds,
     )
     return search(captured, graph, wanted, time.monotonic() - began, tell)
-
-
-@dataclass(frozen=True)
-class _Found:
-    mesh: Mesh
-    problem: Problem
-    solution: Solution
 
 
 def search(
@@ -170,67 +162,62 @@ def search(
     Raises:
         PlanError: nothing fits the memory.
     """
-    ends = time.monotonic() + wanted.time_limit_seconds
-    best: _Found | None = None
-    tried: list[MeshTried] = []
-    needed: list[float] = []
-    times = {"capture": capture_seconds, "build": 0.0, "solve": 0.0}
-    is_complete = True
-    for mesh in wanted.meshes:
+    times = {"capture": capture_seconds, "build": 0.0}
+
+    def build(mesh: Mesh) -> Problem:
         tell(f"{mesh!r}: pricing")
         began = time.monotonic()
-        problem = find_classes(
-            build_problem(
-                graph,
-                mesh,
-                wanted.objective(mesh),
-                storage=wanted.storage,
-                memory_bytes=wanted.memory_bytes,
-                pins=wanted.pins,
-            )
+        problem = build_problem(
+            graph,
+            mesh,
+            wanted.objective(mesh),
+            storage=wanted.storage,
+            memory_bytes=wanted.memory_bytes,
+            pins=wanted.pins,
         )
-        built = time.monotonic()
+        problem = find_classes(problem)
+        times["build"] += time.monotonic() - began
         tell(f"{mesh!r}: searching")
-        solution = solve(
-            problem,
-            time_limit_seconds=max(1.0, ends - built),
-            cutoff=None if best is None else best.solution.cost,
-        )
-        times["build"] += built - began
-        times["solve"] += time.monotonic() - built
-        is_complete = is_complete and solution.is_complete
-        found = solution.assignment is not None
-        tried.append(MeshTried(mesh, solution.cost if found else None, solution.bound))
-        if solution.least_memory_bytes is not None:
-            needed.append(solution.least_memory_bytes)
-        if found and (best is None or solution.cost < best.solution.cost):
-            best = _Found(mesh, problem, solution)
-    if best is None:
-        raise _does_not_fit(wanted, needed)
-    assignment = best.solution.assignment
-    assert assignment is not None
-    bounds = [m.bound for m in tried]
+        return problem
+
+    began = time.monotonic()
+    found = search_meshes(
+        build,
+        wanted.num_ranks,
+        meshes=wanted.meshes,
+        time_limit_seconds=wanted.time_limit_seconds,
+    )
+    times["solve"] = time.monotonic() - began - times["build"]
+    if found.best is None or found.problem is None:
+        raise _does_not_fit(wanted, found)
+    mesh, solution = found.solutions[found.best]
+    assert solution.assignment is not None
     return Plan(
-        decide(best.problem, best.mesh, assignment),
+        decide(found.problem, mesh, solution.assignment),
         wanted.unit,
-        best.solution.cost,
-        min([*bounds, best.solution.cost]),
-        is_complete,
-        best.solution.solver,
+        solution.cost,
+        found.bound,
+        found.is_complete,
+        solution.solver,
         times,
         wanted.memory_bytes,
-        evaluate(best.problem, assignment).memory_bytes,
+        evaluate(found.problem, solution.assignment).memory_bytes,
         captured.fingerprint,
         captured.metas,
         cluster=wanted.cluster,
-        meshes=tuple(tried),
-        notes=(*best.solution.notes, *replicated_notes(graph)),
+        meshes=tuple(_tried(*pair) for pair in found.solutions),
+        notes=(*solution.notes, *replicated_notes(graph)),
     )
+
+
+def _tried(mesh: Mesh, solution: Solution) -> MeshTried:
+    cost = None if solution.assignment is None else solution.cost
+    return MeshTried(mesh, cost, solution.bound)
 
 
 def replicated_notes(graph: Graph) -> tuple[str, ...]:
     """Operators for which no signature is known: every rank runs them whole."""
-    found = {}
+    found: dict[str, str] = {}
     for op in graph.ops:
         if op.inputs and rule_of(operator_of(op, graph))[1] == "replicated":
             found.setdefault(target_name(op.target), op.module or "the model itself")
@@ -240,7 +227,9 @@ def replicated_notes(graph: Graph) -> tuple[str, ...]:
     )
 
 
-def _does_not_fit(wanted: Wanted, needed: Sequence[float]) -> PlanError:
+def _does_not_fit(wanted: Wanted, found: Meshes) -> PlanError:
+    solutions = [solution for _, solution in found.solutions]
+    needed = [s.least_memory_bytes for s in solutions if s.least_memory_bytes]
     least = f"the least that would do is {bytes_text(min(needed))}" if needed else ""
     return PlanError(
         f"no plan for {wanted.num_ranks} ranks fits in "

@@ -13,15 +13,15 @@ the x, and whether a tensor is gathered again, have to be whole numbers in an ex
 model. Tensors with more than four consumers get one flow for each and pay a step as
 much as its largest flow, which is a bound of the tree and not always the tree.
 
-Ties. Nodes of one class share x, tensors of one class share f and b, and the rows that
-join tensors to nodes are the average of their members' rows. Let z be any feasible
-point of the problem without ties, such as any plan. Average z over the members of each
-class. Every row of the tied program is a sum of rows of the program without ties, with
-the same columns replaced by their averages: z's average satisfies it and costs the same
-because members have the same prices. So the tied program's value is at most the untied
-program's, for ANY grouping of nodes with equal tables and of tensors with equal domains
-and number of consumers: it is a bound for the problem in which everyone decides alone.
-The other way around this fails: whole numbers with ties are a restriction.
+Ties. Nodes of one class share x, tensors of one class share f and b, and rows that join
+them are sums of rows of the program without ties (`joints.py`). Let z be any feasible
+point of the program without ties, such as any plan. Average z over the members of each
+class. Each tied row is a sum of untied rows over all members of a class, of nodes or of
+tensors, with every column replaced by its class's average: so the average satisfies it,
+and costs the same, because members have the same prices. Hence the tied program's value
+is at most the untied one's, for any grouping of nodes with equal tables and of tensors
+with equal domains and numbers of consumers: it is a bound of the problem in which
+everyone decides alone. Whole numbers with ties, however, are a restriction.
 
 Memory. One row: states, plus what the forward keeps for the backward (see
 `problem.kept_bytes`). A tensor is kept, or gathered again, or, in the relaxation, a
@@ -37,6 +37,7 @@ import numpy as np
 from placet.boxing.routes import Domain
 from placet.planner.classes import Ties
 from placet.planner.flows import Ends, add_tree
+from placet.planner.joints import Joints
 from placet.planner.linear import Builder, Model, Numbers
 from placet.planner.problem import Floats, Problem
 
@@ -119,23 +120,26 @@ class _Build:
             self.builder.put(self.builder.rows(1, 1, 1), columns, 1.0)
             if self.memory is not None and held.any():
                 self.builder.put(self.memory.row, columns, held * self.memory.unit)
-        again = tuple(self._add_tensor(group) for group in self.ties.tensors)
+        joints = Joints(
+            self.builder, self.problem, self.ties, self.choices, self.columns
+        )
+        again = tuple(
+            self._add_tensor(joints, t) for t in range(len(self.ties.tensors))
+        )
         model = self.builder.build()
         return Relaxation(model, self.choices, tuple(self.columns), again)
 
-    def _add_tensor(self, group: tuple[int, ...]) -> int:
+    def _add_tensor(self, joints: Joints, index: int) -> int:
         """Adds a tensor class; returns its column of gathering again."""
         problem = self.problem
+        group = self.ties.tensors[index]
         first = problem.tensors[group[0]]
         late = problem.late_reads[group[0]]
         if not first.consumers:
             return -1
-        made = self._ends([problem.tensors[t].producer for t in group], is_made=True)
-        reads, is_late = [], []
-        for c in self._different(group):
-            consumers = [problem.tensors[t].consumers[c] for t in group]
-            reads.append(self._ends(consumers, is_made=False))
-            is_late.append(c in late)
+        made = joints.ends(index, -1)
+        reads = [joints.ends(index, c) for c in joints.consumers[index]]
+        is_late = [c in late for c in joints.consumers[index]]
         weight = 0.0 if self.least_memory else float(len(group))
         if not late or not (self.memory or self.least_memory):
             add_tree(self.builder, first.domain, made, reads, weight)
@@ -144,32 +148,6 @@ class _Build:
             not problem.nodes[problem.tensors[t].producer[0]].signatures for t in group
         )
         return self._parted(first.domain, made, reads, is_late, stored, len(group))
-
-    def _ends(self, places: Sequence[tuple[int, int]], *, is_made: bool) -> Ends:
-        """How much a slot is in each layout: the average over the members."""
-        counts: dict[tuple[int, int], int] = {}
-        for n, slot in places:
-            key = self.ties.node_class[n], slot
-            counts[key] = counts.get(key, 0) + 1
-        layouts, columns, values = [], [], []
-        for (v, slot), count in counts.items():
-            node = self.problem.nodes[self.ties.nodes[v][0]]
-            table = node.output_layouts if is_made else node.input_layouts
-            layouts.append(table[self.choices[v], slot].astype(np.intp))
-            columns.append(self.columns[v])
-            values.append(np.full(len(self.choices[v]), count / len(places)))
-        return Ends(*map(np.concatenate, (layouts, columns, values)))
-
-    def _different(self, group: tuple[int, ...]) -> list[int]:
-        """Consumers, without slots of one node that always want the same."""
-        seen: dict[tuple[object, ...], int] = {}
-        tensors = [self.problem.tensors[t] for t in group]
-        for c in range(len(tensors[0].consumers)):
-            places = [tensor.consumers[c] for tensor in tensors]
-            wants = (self.problem.nodes[n].input_layouts[:, s] for n, s in places)
-            key = (*(n for n, _ in places), *(w.tobytes() for w in wants))
-            seen.setdefault(key, c)
-        return list(seen.values())
 
     def _parted(
         self,

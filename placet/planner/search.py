@@ -206,6 +206,7 @@ class _Run:
         return found.cost
 
     def _solution(self) -> Solution:
+        assert self.bound <= self.best.cost * (1 + 1e-7) + 1e-7, (self.bound, self.best.cost)
         bound = min(self.bound, self.best.cost)
         return Solution(
             self.best.assignment,
