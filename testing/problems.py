@@ -165,9 +165,9 @@ def repeated_problem(rng: np.random.Generator, problem: Problem, times: int) -> 
     wants = _picked(
         rng, problem.tensors[target].domain, len(problem.nodes[first].costs)
     )
-    for block in range(times):
+    for block in range(1, times):
         n = block * len(problem.nodes) + first
-        t = ((block - 1) % times) * size + target
+        t = (block - 1) * size + target
         old = nodes[n]
         nodes[n] = replace(
             old,

@@ -97,7 +97,8 @@ class Joints:
         v, s, is_output = slot
         node = self.problem.nodes[self.ties.nodes[v][0]]
         table = node.output_layouts if is_output else node.input_layouts
-        return table[self.choices[v], s].astype(np.intp)
+        layouts: Positions = table[self.choices[v], s].astype(np.intp)
+        return layouts
 
     def _slots(self, group: tuple[int, ...], end: int) -> Counter[Slot]:
         """Where the members of a tensor class have an end, and how many."""

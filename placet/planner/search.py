@@ -206,8 +206,9 @@ class _Run:
         return found.cost
 
     def _solution(self) -> Solution:
-        assert self.bound <= self.best.cost * (1 + 1e-7) + 1e-7, (self.bound, self.best.cost)
-        bound = min(self.bound, self.best.cost)
+        cost = self.best.cost
+        assert self.bound <= cost * (1 + 1e-7) + 1e-7, "a plan below the bound"
+        bound = min(self.bound, cost)
         return Solution(
             self.best.assignment,
             self.best.cost,
