@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from placet.boxing.path import mean_bytes
 from placet.boxing.ledger import Ledger
+from placet.boxing.path import mean_bytes
 from placet.placement.layout import Layout, part_box, relative
 from placet.placement.mesh import Mesh
 from placet.placement.placement import B, Split
@@ -20,7 +21,7 @@ from placet.program.interpret import interpret
 from placet.program.refine import Refined, refine
 from placet.program.route import route
 from placet.program.rules.table import fits, signatures
-from placet.program.signature import operator_of
+from placet.program.signature import Operator, Signature, operator_of
 from placet.run.planned import PlannedStep
 from placet.wire.interface import Wire
 from testing.ranks import run_threads
@@ -35,21 +36,7 @@ def random_division(graph: Graph, mesh: Mesh, seed: int) -> Division:
         options = signatures(operator)
         for _ in range(20):
             found = tuple(draw.choice(options) for _ in mesh.axes)
-            inputs = [
-                layout_of(mesh, tuple(s.inputs[i] for s in found), meta.shape)
-                for i, meta in enumerate(operator.inputs)
-            ]
-            outputs = [
-                layout_of(
-                    mesh,
-                    tuple(s.outputs[i] for s in found),
-                    None if meta is None else meta.shape,
-                )
-                for i, meta in enumerate(operator.outputs)
-            ]
-            if None in inputs or None in outputs:
-                continue
-            if fits(operator, tuple(inputs), tuple(outputs)):  # type: ignore[arg-type]
+            if is_legal(operator, mesh, found):
                 break
         else:
             found = (options[0],) * len(mesh.axes)
@@ -57,9 +44,27 @@ def random_division(graph: Graph, mesh: Mesh, seed: int) -> Division:
     homes = {}
     for state in graph.states:
         shape = graph.tensors[state.tensor].shape
-        dims = [Split(d) for d in range(len(shape))]
-        homes[state.name] = Layout(mesh, [draw.choice([B, *dims]) for _ in mesh.axes])
+        options_of_home = [B, *(Split(d) for d in range(len(shape)))]
+        homes[state.name] = Layout(
+            mesh, [draw.choice(options_of_home) for _ in mesh.axes]
+        )
     return route(graph, Division(mesh, picked, homes), mean_bytes)
+
+
+def is_legal(operator: Operator, mesh: Mesh, picked: tuple[Signature, ...]) -> bool:
+    """Whether signatures, one per axis, go together, and leave no rank without part."""
+    inputs = [
+        layout_of(mesh, tuple(s.inputs[i] for s in picked), meta.shape)
+        for i, meta in enumerate(operator.inputs)
+    ]
+    outputs = [
+        layout_of(mesh, tuple(s.outputs[i] for s in picked), meta and meta.shape)
+        for i, meta in enumerate(operator.outputs)
+    ]
+    given = tuple(x for x in inputs if x is not None)
+    made = tuple(x for x in outputs if x is not None)
+    exist = len(given) == len(inputs) and len(made) == len(outputs)
+    return exist and fits(operator, given, made)
 
 
 def assert_same_as_one_device(
@@ -76,42 +81,63 @@ def assert_same_as_one_device(
     whole = interpret(captured.graph, states, tensors)
     refined = refine(graph, division, name="test")
     found = run_threads(
-        division.mesh.num_ranks, _rank, graph, division, refined, states, tensors
+        division.mesh.num_ranks, run_rank, graph, division, refined, states, tensors
     )
-    loss = captured.graph.loss
-    assert loss is not None
-    for rank, (result, sent, received) in enumerate(found):
-        where = f"rank {rank} of {division.mesh!r}"
-        torch.testing.assert_close(result.loss, whole[loss], atol=atol, rtol=1e-9)
-        for state in captured.graph.states:
-            if state.new is None:
-                continue
-            want = whole[state.new]
-            layout = division.homes[state.name]
-            box = part_box(tuple(want.shape), layout, rank)
-            part = want[relative(box, tuple((0, n) for n in want.shape))]
-            torch.testing.assert_close(
-                result.news[state.name],
-                part,
-                atol=atol,
-                rtol=1e-8,
-                msg=lambda text, s=state: f"{s.name} on {where}: {text}",
-            )
-        assert (sent, received) == (
+    for rank, result in enumerate(found):
+        assert_parts(captured.graph, division, whole, result, rank, atol=atol)
+        assert (result.sent_bytes, result.received_bytes) == (
             refined.program.sent_bytes(rank),
             refined.program.received_bytes(rank),
-        ), where
+        ), f"rank {rank} of {division.mesh!r}"
     return refined
 
 
-def _rank(
+def assert_parts(
+    graph: Graph,
+    division: Division,
+    whole: Mapping[str, Tensor],
+    result: "RankResult",
+    rank: int,
+    *,
+    atol: float,
+) -> None:
+    """A rank's loss, gradients and buffers are its parts of one device's."""
+    assert graph.loss is not None
+    torch.testing.assert_close(result.loss, whole[graph.loss], atol=atol, rtol=1e-9)
+    for state in graph.states:
+        if state.new is None:
+            continue
+        want = whole[state.new]
+        box = part_box(tuple(want.shape), division.homes[state.name], rank)
+        part = want[relative(box, tuple((0, n) for n in want.shape))]
+        where = f"{state.name} on rank {rank} of {division.mesh!r}: "
+        try:
+            torch.testing.assert_close(
+                result.news[state.name], part, atol=atol, rtol=1e-8
+            )
+        except AssertionError as error:
+            raise AssertionError(where + str(error)) from None
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """A step on one rank, and the bytes in its ledger."""
+
+    loss: Tensor
+    news: Mapping[str, Tensor]
+    sent_bytes: int
+    received_bytes: int
+
+
+def run_rank(
     wire: Wire,
     graph: Graph,
     division: Division,
     refined: Refined,
     states: Mapping[str, Tensor],
     tensors: Sequence[Tensor],
-) -> tuple[Any, int, int]:
+) -> RankResult:
+    """One step on one rank, of parts cut out of whole states."""
     ledger = Ledger()
     step = PlannedStep(graph, division, refined, wire, ledger)
     parts = {
@@ -119,5 +145,4 @@ def _rank(
         for name, tensor in states.items()
     }
     result = step(parts, tensors)
-    sent, received = ledger.end_step()
-    return result, sent, received
+    return RankResult(result.loss, result.news, *ledger.end_step())
