@@ -100,10 +100,8 @@ def _whole_groups(
     return same_cuts((channels, 1), (groups, channels // groups), cuts)
 
 
-_CHANNELS: Mapping[str, Letters] = dict.fromkeys(
-    ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd"),
-    ("c",),
-)
+_STATS = ("running_mean", "running_var", "save_mean", "save_invstd")
+_CHANNELS: Mapping[str, Letters] = dict.fromkeys(("weight", "bias", *_STATS), ("c",))
 
 
 def _batch_norm(flag: str | None) -> Rule:
