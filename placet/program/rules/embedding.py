@@ -35,7 +35,7 @@ def _embedding_local(operator: Operator, parts: Parts) -> Call:
 
 
 def _backward(operator: Operator) -> Sequence[Signature]:
-    grad, index = operator.inputs
+    index = operator.inputs[1]
     dims = tuple(range(len(index.shape)))
     made = Pattern(((*dims, "width"), dims), ((None, "width"),), "sum", linear=((0,),))
     found = made.signatures(operator)
@@ -56,7 +56,7 @@ def _backward_local(operator: Operator, parts: Parts) -> Call:
 
 
 def _bag(operator: Operator) -> Sequence[Signature]:
-    """The width of a row; the other results say which rows a bag has, or the maximum."""
+    """The width of a row; other results say which rows a bag has, or the maximum."""
     outputs = (S(1), B, B, S(1) if value_of(operator, "mode", 0) == 2 else B)
     if operator.inputs[0].shape[1] < 2:
         return ()
