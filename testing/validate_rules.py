@@ -25,7 +25,7 @@ from torch import Tensor
 
 from placet.placement.layout import Layout, box_shape, part_box
 from placet.placement.mesh import Mesh
-from placet.placement.placement import Partial
+from placet.placement.placement import Partial, Placement, Split
 from placet.program.graph import TensorMeta
 from placet.program.rules.table import fits, localize, signatures
 from placet.program.signature import Operator, Parts, Signature, Slot, target_name
@@ -154,6 +154,12 @@ def layouts(
     return inputs, outputs
 
 
+def _has_terms(placement: Placement) -> bool:
+    """Whether ranks hold terms: of a partial tensor, or where a halo's adjoints meet."""
+    adjoint = isinstance(placement, Split) and placement.adjoint
+    return adjoint or isinstance(placement, Partial)
+
+
 def _term(layout: Layout, rank: int) -> int:
     """Which term of a partial tensor a rank holds."""
     index = 0
@@ -161,7 +167,7 @@ def _term(layout: Layout, rank: int) -> int:
     for c, size, p in zip(
         coordinate, layout.mesh.sizes, layout.placements, strict=True
     ):
-        index = index * size + c if isinstance(p, Partial) else index
+        index = index * size + c if _has_terms(p) else index
     return index
 
 
@@ -215,6 +221,8 @@ def assemble(parts: Sequence[Tensor], like: Tensor, layout: Layout) -> Tensor:
         assert close(made[where][both], part[both]), f"rank {rank}: copies differ"
         made[where] = part
         seen[where] = True
+    if any(isinstance(p, Split) and p.adjoint for p in layout.placements):
+        covered = {0: torch.stack(list(covered.values())).any(0)}
     assert all(bool(seen.all()) for seen in covered.values()), "not all is covered"
     terms = torch.stack([found[i] for i in sorted(found)])
     if layout.reduction == "max":
