@@ -13,8 +13,9 @@ from placet.job.data import Data
 from placet.job.loader import part_loader
 from placet.job.mean import mean_and_count
 from placet.job.split import moved
-from placet.placement.layout import along
-from placet.placement.placement import B, P
+from placet.placement.layout import Layout, replicated
+from placet.placement.placement import P
+from placet.run.planned_training import PlannedTraining
 from placet.run.precision import Precision, autocast
 from placet.run.reads import ReadsMode
 from placet.run.training import Training
@@ -24,7 +25,7 @@ Metrics: TypeAlias = Callable[[nn.Module, Any], Mapping[str, Value]]
 
 
 def evaluate(
-    training: Training,
+    training: Training | PlannedTraining,
     data: Data,
     *,
     loss: Callable[[nn.Module, Any], Value] | None,
@@ -66,14 +67,16 @@ def evaluate(
                     total[1] += count
     finally:
         model.train(was_training)
-        training.hooks.free()
+        training.free()
     return _over_ranks(training, sums)
 
 
-def _over_ranks(training: Training, sums: dict[str, list[float]]) -> dict[str, float]:
+def _over_ranks(
+    training: Training | PlannedTraining, sums: dict[str, list[float]]
+) -> dict[str, float]:
     local = torch.tensor(list(sums.values()), dtype=torch.float64).flatten()
-    axis = training.options.axis
-    src, dst = along(training.mesh, axis, P()), along(training.mesh, axis, B)
+    mesh = training.mesh
+    src, dst = Layout(mesh, [P()] * len(mesh.axes)), replicated(mesh)
     totals = training.executor.box_now("metrics", local, src, dst).view(-1, 2).tolist()
     return {
         name: total / count if count else math.nan

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from placet.job.checkpoint import Checkpoints, Saver
@@ -40,17 +40,26 @@ from placet.job.interrupt import requested
 from placet.job.large import Deferred
 from placet.job.loader import BatchPart, MicroBatch, Position, part_loader
 from placet.job.mean import loss_and_count
+from placet.job.own_loop import OwnLoop
+from placet.job.plan_job import build_planned, loaded_plan, share_of
 from placet.job.record import Recorder
 from placet.job.session import current_wire
-from placet.job.setup import MakesOptimizer, Settings, build_training
-from placet.job.split import moved, part_of
+from placet.job.setup import (
+    MakesOptimizer,
+    Settings,
+    build_training,
+    made_scheduler,
+)
+from placet.job.split import moved
 from placet.job.state import Progress, job_state, load_job_state
 from placet.placement.mesh import Mesh
+from placet.planner.plan import Plan
 from placet.program.program import Program
 from placet.run.forward import global_forward
 from placet.run.global_batch import Rows
+from placet.run.planned_training import PlannedTraining
 from placet.run.precision import Precision, autocast
-from placet.run.training import Training, UpdateDone
+from placet.run.training import UpdateDone
 from placet.settings import run_dir
 from placet.wire.interface import Wire
 
@@ -58,7 +67,7 @@ Loss: TypeAlias = Callable[[nn.Module, Any], "Tensor | tuple[Tensor, float | Ten
 Callback: TypeAlias = Callable[["Job", Event], None]
 
 
-class Job:
+class Job(OwnLoop):
     """Trains a plain module on every rank of the job.
 
     >>> job = Job(model, loss, AdamW, Data(digits, batch_size=64), steps=100)
@@ -77,6 +86,8 @@ class Job:
         accumulate: micro-batches per step and rank.
         clip_norm: clip gradients to this global norm.
         precision: "bf16" and "fp16" run the loss under autocast.
+        plan: where every tensor is, from `placet.plan`; or the name of its file.
+        compile: have Inductor compile the plan's segments.
         scheduler: a torch scheduler, or a function optimizer -> scheduler; stepped once
             a step.
         validation, evaluate_every: what `evaluate` goes through, and when `fit` does so
@@ -93,6 +104,7 @@ class Job:
     Raises:
         ValueError: settings that contradict one another; says which and what to do.
         RanksDiffer: ranks were started with different parameters, code or settings.
+        PlanError: the plan is for another model, batch or number of ranks.
     """
 
     def __init__(
@@ -107,6 +119,8 @@ class Job:
         accumulate: int = 1,
         clip_norm: float | None = None,
         precision: Precision = "fp32",
+        plan: Plan | str | Path | None = None,
+        compile: bool = False,
         scheduler: LRScheduler | Callable[[Optimizer], LRScheduler] | None = None,
         validation: Data | DataLoader[Any] | None = None,
         evaluate_every: int | None = None,
@@ -132,6 +146,7 @@ class Job:
             folder, every = self.run_dir / "checkpoints", evaluate_every or None
             checkpoints = Checkpoints(folder, every)
         self.checkpoints = checkpoints
+        plan = None if plan is None else loaded_plan(plan)
         self.settings = Settings(
             zero=zero,
             accumulate=accumulate,
@@ -143,13 +158,27 @@ class Job:
             evaluates=self.validation is not None,
             saves=self.checkpoints is not None,
         )
-        self.training: Training = build_training(
-            name, model, optimizer, self.settings, self.wire
-        )
+        if plan is not None:
+            self.training = build_planned(
+                name,
+                model,
+                loss,
+                optimizer,
+                self.data,
+                self.settings,
+                plan,
+                self.wire,
+                compile=compile,
+            )
+        else:
+            self.training = build_training(
+                name, model, optimizer, self.settings, self.wire
+            )
+            model = self.training.model
+            self.forward = global_forward(model, self.training, seed, local_batch_norm)
         self.model = self.training.model
         self.optimizer = self.training.optimizer
-        self.scheduler = _scheduler(scheduler, self.optimizer)
-        self.forward = global_forward(self.model, self.training, seed, local_batch_norm)
+        self.scheduler = made_scheduler(scheduler, self.optimizer)
         if self.run_dir is not None:
             recorder = Recorder(self.run_dir, self.rank)
             self.callbacks.insert(0, recorder)
@@ -159,19 +188,9 @@ class Job:
         self.status: Literal["done", "stopped", "failed"] = "done"
         self._saver: Saver | None = None
         self._micro = 0
-        self._rows: Rows | None = None
+        self._rows = None
         self._stop = self._just_evaluated = self._just_saved = False
         self._began = time.monotonic()
-
-    @property
-    def rank(self) -> int:
-        """This process's rank."""
-        return self.wire.rank
-
-    @property
-    def num_ranks(self) -> int:
-        """How many ranks train together."""
-        return self.wire.num_ranks
 
     @property
     def mesh(self) -> Mesh:
@@ -218,72 +237,16 @@ class Job:
             raise ValueError("Job.step needs a loss: Job(model, loss=...)")
         stop = requested()
         self.training.begin(self.step_count + 1)
-        if self.training.needs_closure:
+        if isinstance(self.training, PlannedTraining):
+            batch = moved(part.micro_batches[0].batch, self.training.device)
+            done = self.training.step(batch, part.global_rows, stop=stop)
+        elif self.training.needs_closure:
             done = self.training.update_by_closure(lambda: self._passes(part, stop))
         else:
             self._passes(part, stop)
             done = self.training.update()
         self.position = part.following
         return self._stepped(done)
-
-    def part(self, batch: Any) -> Any:
-        """This rank's rows of a global batch, for a loop of one's own.
-
-        Args:
-            batch: tensors of equal first dim, in any nesting of tuples and dicts; the
-                same on every rank.
-
-        Returns:
-            The same structure with this rank's rows. A rank without rows gets row 0,
-            which counts for nothing.
-        """
-        if self._micro == 0:
-            self.training.begin(self.step_count + 1)
-        local, self._rows = part_of(batch, self.rank, self.num_ranks, self._micro)
-        self.forward.prepare(self.training.executor.step, self._rows)
-        return local
-
-    def backward(self, loss: Tensor, num_targets: float | None = None) -> None:
-        """Compute gradients of a loss over `part`'s rows, in a loop of one's own.
-
-        Args:
-            loss: the mean over this rank's targets, 0-d.
-            num_targets: how many; the rows of the part when left out.
-        """
-        if self._rows is None:
-            raise ValueError(
-                "job.backward without job.part: call batch = job.part(batch) before "
-                "each job.backward, so that each rank has its own rows"
-            )
-        self._micro += 1
-        count = self._rows.num_rows if num_targets is None else float(num_targets)
-        if self._rows.is_dummy:
-            count = 0
-        is_last = self._micro == self.settings.accumulate
-        self.forward.backward(loss, count, is_last=is_last, stop=requested())
-        self._rows = None
-
-    def update(self) -> StepDone:
-        """Update the parameters, in a loop of one's own; gradients are none after it.
-
-        Raises:
-            ValueError: not `accumulate` calls of `backward` since the last update; an
-                optimizer that evaluates the loss itself.
-        """
-        if self.training.needs_closure:
-            raise ValueError(
-                f"{type(self.optimizer).__name__} evaluates the loss itself, several "
-                "times a step: give Job the loss and data, and call job.fit()"
-            )
-        if self._micro != self.settings.accumulate:
-            raise ValueError(
-                f"job.update after {self._micro} job.backward calls, but the job has "
-                f"accumulate={self.settings.accumulate}"
-            )
-        self._micro = 0
-        done = self._stepped(self.training.update())
-        self.training.settle()
-        return done
 
     def evaluate(self) -> Mapping[str, float]:
         """Means of the loss and metrics over the validation set, on all ranks."""
@@ -355,8 +318,7 @@ class Job:
         assert self.data is not None
         parts = part_loader(
             self.data,
-            self.rank,
-            self.num_ranks,
+            *share_of(self.training),
             self.settings.seed,
             self.settings.accumulate,
             self.position,
@@ -443,17 +405,3 @@ class Job:
         if missing or last is None:
             raise ValueError(f"Job.fit needs {', '.join(missing)}: give it to Job(...)")
         return last
-
-
-def _scheduler(scheduler: Any, optimizer: Optimizer) -> LRScheduler | None:
-    if scheduler is None:
-        return None
-    made = scheduler if isinstance(scheduler, LRScheduler) else scheduler(optimizer)
-    if not isinstance(made, LRScheduler):
-        raise TypeError(f"scheduler gave a {type(made).__name__}, not an LRScheduler")
-    if isinstance(made, ReduceLROnPlateau):
-        raise ValueError(
-            "ReduceLROnPlateau steps by a metric, not once a step: step it in a "
-            "callback instead, on Evaluated, by event.metrics['loss']"
-        )
-    return made

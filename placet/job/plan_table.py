@@ -11,6 +11,7 @@ from placet.job.view import JobView
 from placet.program.node import Boxing
 from placet.program.program import Program, bytes_text, change
 from placet.run.optimizers import verdict
+from placet.run.planned_training import PlannedTraining
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ def plan_title(job: JobView) -> str:
 
 def plan_notes(job: JobView) -> list[str]:
     """What the job does otherwise than its settings say, and why; mostly nothing."""
+    if isinstance(job.training, PlannedTraining):
+        return []
     options = job.training.options
     if not options.whole_updates:
         return []

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from placet.errors import RanksDiffer
 from placet.job.large import Deferred, outline
@@ -44,6 +45,7 @@ class Settings:
     batch_rows: int
     evaluates: bool
     saves: bool
+    plan: str = ""
 
     def __post_init__(self) -> None:
         if self.zero not in (0, 1, 2, 3):
@@ -253,3 +255,23 @@ def _checksum(tensor: torch.Tensor) -> int:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     data: Any = flat.view(torch.uint8).numpy()
     return zlib.crc32(data)
+
+
+def made_scheduler(scheduler: Any, optimizer: Optimizer) -> LRScheduler | None:
+    """The scheduler, made over the optimizer if it is not yet.
+
+    Raises:
+        TypeError: the function made something else.
+        ValueError: a scheduler that steps by a metric.
+    """
+    if scheduler is None:
+        return None
+    made = scheduler if isinstance(scheduler, LRScheduler) else scheduler(optimizer)
+    if not isinstance(made, LRScheduler):
+        raise TypeError(f"scheduler gave a {type(made).__name__}, not an LRScheduler")
+    if isinstance(made, ReduceLROnPlateau):
+        raise ValueError(
+            "ReduceLROnPlateau steps by a metric, not once a step: step it in a "
+            "callback instead, on Evaluated, by event.metrics['loss']"
+        )
+    return made

@@ -10,7 +10,7 @@ so neither does a checkpoint.
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,11 +20,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from placet.job.checkpoint import load
 from placet.job.loader import Position
 from placet.placement.dtensor import to_dtensor
-from placet.placement.layout import Shape, along
-from placet.placement.placement import S
+from placet.placement.placement import Broadcast
 from placet.run.loss_scale import LossScale
 from placet.run.optimizers import follows, load_optimizer_state, optimizer_state
+from placet.run.planned_training import PlannedTraining
 from placet.run.training import Training
+
+AnyTraining: TypeAlias = Training | PlannedTraining
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Progress:
 
 
 def job_state(
-    training: Training, scheduler: LRScheduler | None, progress: Progress
+    training: AnyTraining, scheduler: LRScheduler | None, progress: Progress
 ) -> dict[str, Any]:
     """Everything needed to go on, as nested dicts of tensors and plain values."""
     optimizer = optimizer_state(training.optimizer, _names(training))
@@ -59,7 +61,7 @@ def job_state(
 
 
 def load_job_state(
-    training: Training, scheduler: LRScheduler | None, path: Path | str
+    training: AnyTraining, scheduler: LRScheduler | None, path: Path | str
 ) -> Progress:
     """Fill a job from a checkpoint.
 
@@ -70,6 +72,8 @@ def load_job_state(
     _make_optimizer_state(training)
     state = job_state(training, scheduler, Progress())
     load(path, state)
+    if isinstance(training, PlannedTraining):
+        training.cut_again()
     optimizer = state["optimizer"]
     optimizer["state"] = {
         name: {key: _local(value) for key, value in entries.items()}
@@ -85,11 +89,11 @@ def load_job_state(
     return Progress(saved["step"], Position(**saved["position"]))
 
 
-def _names(training: Training) -> dict[Tensor, str]:
+def _names(training: AnyTraining) -> dict[Tensor, str]:
     return {part: name for name, part in training.parts.items()}
 
 
-def _model_state(training: Training, mesh: DeviceMesh | None) -> dict[str, Any]:
+def _model_state(training: AnyTraining, mesh: DeviceMesh | None) -> dict[str, Any]:
     """Parameters by name (DTensors where only a part is stored), and buffers."""
     state: dict[str, Any] = {}
     stored = {n for item in training.stored.values() for n in item.parts}
@@ -105,7 +109,7 @@ def _model_state(training: Training, mesh: DeviceMesh | None) -> dict[str, Any]:
     return state
 
 
-def _device_mesh(training: Training) -> DeviceMesh | None:
+def _device_mesh(training: AnyTraining) -> DeviceMesh | None:
     """The job's mesh as DTensor has it, made once a save; None where nothing is split.
 
     Making one takes milliseconds, and a state has hundreds of tensors.
@@ -117,12 +121,15 @@ def _device_mesh(training: Training) -> DeviceMesh | None:
     return init_device_mesh(device, sizes, mesh_dim_names=axes)
 
 
-def _placed(training: Training, name: str, value: Any, mesh: DeviceMesh | None) -> Any:
+def _placed(
+    training: AnyTraining, name: str, value: Any, mesh: DeviceMesh | None
+) -> Any:
     """A tensor shaped like a parameter's part as a DTensor; others as they are."""
     if mesh is None or not follows(value, training.parts[name]):
         return value
-    shape: Shape = training.program.tensors[name].shape
-    layout = along(training.mesh, training.options.axis, S(0))
+    shape, layout = training.home(name)
+    if all(isinstance(p, Broadcast) for p in layout.placements):
+        return value
     return to_dtensor(value, shape, layout, mesh)
 
 
@@ -136,7 +143,7 @@ def _plain(state: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in state.items() if isinstance(v, kinds)}
 
 
-def _make_optimizer_state(training: Training) -> None:
+def _make_optimizer_state(training: AnyTraining) -> None:
     """Have the optimizer make its state, by a step that changes no parameter."""
     optimizer = training.optimizer
     if any(optimizer.state.values()) or training.needs_closure:

@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 from placet.job.setup import Settings
 from placet.placement.mesh import Mesh
 from placet.program.program import Program
+from placet.run.planned_training import PlannedTraining
 from placet.run.training import Training
 
 
@@ -55,6 +56,6 @@ class JobView(Protocol):
         ...
 
     @property
-    def training(self) -> Training:
+    def training(self) -> Training | PlannedTraining:
         """The running form of its program."""
         ...

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from placet.boxing.ledger import Ledger
 from placet.errors import NonFiniteLoss
-from placet.placement.layout import along
+from placet.placement.layout import Layout, Shape, along
 from placet.placement.mesh import Mesh
 from placet.placement.placement import Split
 from placet.program.blocks import Block, block_name, find_blocks
@@ -244,6 +244,15 @@ class Training:
         """Have every parameter up to date, also outside a forward."""
         if self.trains:
             self.executor.wait_queue("params")
+
+    def free(self) -> None:
+        """After an evaluation: let go of parameters that were gathered for it."""
+        self.hooks.free()
+
+    def home(self, name: str) -> tuple[Shape, Layout]:
+        """A parameter's global shape, and where what the optimizer updates is."""
+        layout = along(self.mesh, self.options.axis, Split(0))
+        return self.program.tensors[name].shape, layout
 
     @property
     def reads(self) -> Reads | None:

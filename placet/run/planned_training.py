@@ -1,0 +1,423 @@
+"""Training by a plan: the running form of a divided graph, for a job.
+
+    begin(step)       which parameters train
+    step(batch)       forward and backward by the plan's program, then the optimizer on
+                      this rank's parts
+    settle()          the model's own parameters whole and up to date: boxings home -> B
+
+Parts replace parameters in the optimizer. A part that is the whole is the model's own
+parameter. Of the gradients' norm each element counts once: a rank counts its part if it
+is the first of every axis along which the part is repeated.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from placet.boxing.box import box
+from placet.boxing.execute import Record
+from placet.boxing.ledger import Ledger
+from placet.errors import NonFiniteLoss
+from placet.placement.layout import Layout, Shape, part_box, relative, replicated
+from placet.placement.mesh import Mesh
+from placet.placement.placement import Broadcast, P
+from placet.program.capture import Captured
+from placet.program.division import Division
+from placet.program.graph import Graph
+from placet.program.node import Boxing, Compute, TensorSpec
+from placet.program.program import Program
+from placet.program.refine import refine
+from placet.run.events import Observer, ignore
+from placet.run.executor import Executor
+from placet.run.keyed_random import reseed
+from placet.run.optimizers import repoint
+from placet.run.planned import PlannedStep
+from placet.run.training import UpdateDone
+from placet.torch_private.foreach import multiply, norms
+from placet.torch_private.pytree import flatten
+from placet.wire.interface import Wire
+
+TOTALS = "totals"
+"""Stop requests and, if it is asked for, the sum of the gradients' squares."""
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A captured step and how it is divided."""
+
+    captured: Captured
+    graph: Graph
+    division: Division
+
+
+Divides = Callable[[Any], Divided]
+"""A batch -> the division of its step; called once for each kind of batch."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """The step of one kind of batch, ready to run."""
+
+    divided: Divided
+    step: PlannedStep
+    program: Program
+
+
+@dataclass
+class PlannedTraining:
+    """Trains a model by a plan; see the module.
+
+    Args:
+        parts: what the optimizer updates, by name.
+        buffers: this rank's parts of them, by name.
+        divide: gives the division for a further kind of batch.
+        shapes: of the whole parameters and buffers.
+        homes: where each of them is stored.
+        compile: have Inductor compile the segments.
+    """
+
+    name: str
+    model: nn.Module
+    optimizer: Optimizer
+    wire: Wire
+    mesh: Mesh
+    divide: Divides
+    parts: dict[str, nn.Parameter]
+    buffers: dict[str, Tensor]
+    shapes: dict[str, Shape]
+    homes: dict[str, Layout]
+    clip_norm: float | None = None
+    seed: int = 0
+    compile: bool = False
+    ledger: Ledger = field(default_factory=Ledger)
+    observer: Observer = ignore
+    nominal: float = 0.0
+    may_step: bool = False
+    stored: dict[str, Any] = field(default_factory=dict)
+    scale: None = None
+    reads: None = None
+    needs_closure: bool = False
+    program: Program = field(init=False)
+    executor: Executor = field(init=False)
+    _kinds: dict[object, _Kind] = field(default_factory=dict)
+    _at: int = 0
+    _is_stale: bool = False
+
+    def begin(self, step: int) -> None:
+        """A step begins; parameters may have been frozen or thawed since the last."""
+        self._at = step
+        for name, parameter in self.model.named_parameters():
+            self.parts[name].requires_grad_(parameter.requires_grad)
+
+    def step(self, batch: Any, num_rows: int, *, stop: bool = False) -> UpdateDone:
+        """Train on a global batch.
+
+        Args:
+            batch: on this rank's device; whole and the same on all ranks.
+            num_rows: counted where the loss function does not count targets.
+            stop: ask all ranks to stop after this step.
+
+        Raises:
+            NonFiniteLoss: the loss or a gradient is not finite; no parameter has been
+                changed.
+        """
+        kind = self.prepare(batch)
+        reseed(self.seed, self._at)
+        states = {**{n: p.detach() for n, p in self.parts.items()}, **self.buffers}
+        tensors = kind.divided.captured.flatten(batch)
+        result = kind.step(states, tensors, step=self._at)
+        num_targets = num_rows if result.count is None else float(result.count)
+        loss = float(result.loss) if num_targets else 0.0
+        for name, part in self.parts.items():
+            trains = part.requires_grad and num_targets > 0
+            part.grad = result.news.get(name) if trains else None
+        norm, stops = self._totals(stop)
+        if not math.isfinite(loss) or not math.isfinite(norm or 0.0):
+            self._refuse(loss)
+        if norm is not None and self.clip_norm is not None:
+            self._clip(norm)
+        with self.updating(), torch.no_grad():
+            self.executor.run("update", "update", self.optimizer.step)
+            for name, buffer in self.buffers.items():
+                if name in result.news:
+                    buffer.copy_(result.news[name])
+        for part in self.parts.values():
+            part.grad = None
+        self._is_stale = True
+        return UpdateDone(loss, num_targets, norm, False, stops)
+
+    def prepare(self, batch: Any) -> _Kind:
+        """Have the step for this kind of batch; made at its first use."""
+        key = self._key(batch)
+        if key not in self._kinds:
+            self._kinds[key] = self.add(self.divide(batch), key)
+        kind = self._kinds[key]
+        self.program, self.executor = kind.program, kind.step.executor
+        return kind
+
+    def add(self, divided: Divided, key: object) -> _Kind:
+        """Make a division ready to run on this rank."""
+        graph, division = divided.graph, divided.division
+        cluster = self.wire.cluster
+        refined = refine(graph, division, name=self.name, cluster=cluster)
+        step = PlannedStep(
+            graph,
+            division,
+            refined,
+            self.wire,
+            self.ledger,
+            self.observer,
+            compile=self.compile,
+        )
+        size = 1 if self.clip_norm is None else 2
+        return _Kind(divided, step, with_totals(refined.program, size))
+
+    def observe(self, observer: Observer) -> None:
+        """Tell `observer` of every node that fires from now on."""
+        self.observer = observer
+        for kind in self._kinds.values():
+            kind.step.executor.observer = observer
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return next(iter(self.parts.values())).device
+
+    @property
+    def splits(self) -> bool:
+        """Whether the optimizer works on parts."""
+        return any(not _is_whole(self.homes[name]) for name in self.parts)
+
+    def home(self, name: str) -> tuple[Shape, Layout]:
+        """A parameter's global shape, and where its parts are."""
+        return self.shapes[name], self.homes[name]
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """The optimizer may step; see `Training.updating`."""
+        self.may_step = True
+        try:
+            yield
+        finally:
+            self.may_step = False
+
+    def settle(self) -> None:
+        """Have the model's own parameters and buffers whole and up to date."""
+        if not self._is_stale:
+            return
+        self._is_stale = False
+        for name, part, whole in self._split():
+            found = box(
+                part.detach(),
+                self.homes[name],
+                replicated(self.mesh),
+                self.wire,
+                shape=self.shapes[name],
+                key=f"settle.{name}",
+                record=Record(self.ledger, f"settle.{name}", self._at),
+            )
+            with torch.no_grad():
+                whole.copy_(found)
+
+    def cut_again(self) -> None:
+        """Take the parts out of the model's own parameters, which were loaded."""
+        for name, part, whole in self._split():
+            with torch.no_grad():
+                part.copy_(_cut(whole, self.homes[name], self.wire.rank))
+        self._is_stale = False
+
+    def free(self) -> None:
+        """After an evaluation; nothing is held only for it."""
+
+    def _split(self) -> list[tuple[str, Tensor, Tensor]]:
+        """Names, parts and wholes of what is stored in parts."""
+        whole: dict[str, Tensor] = dict(self.model.named_parameters())
+        whole |= dict(self.model.named_buffers())
+        mine: dict[str, Tensor] = {**self.parts, **self.buffers}
+        return [(n, mine[n], whole[n]) for n in mine if not _is_whole(self.homes[n])]
+
+    def _key(self, batch: Any) -> object:
+        leaves, structure = flatten(batch)
+        kinds = tuple(
+            (tuple(x.shape), x.dtype) if isinstance(x, Tensor) else repr(x)
+            for x in leaves
+        )
+        trains = tuple(p.requires_grad for p in self.model.parameters())
+        return str(structure), kinds, trains, self.model.training
+
+    def _totals(self, stop: bool) -> tuple[float | None, bool]:
+        """The gradients' norm if it is asked for, and whether a rank wants to stop."""
+        values = [float(stop)]
+        if self.clip_norm is not None:
+            values.append(self._squares())
+        mine = torch.tensor(values, dtype=torch.float64, device=self.device)
+        src, dst = _summed(self.mesh), replicated(self.mesh)
+        sums = self.executor.box_now(f"{TOTALS}.box", mine, src, dst).tolist()
+        norm = None if self.clip_norm is None else math.sqrt(sums[1])
+        return norm, sums[0] > 0
+
+    def _squares(self) -> float:
+        """The sum of the squares of those gradients that this rank counts."""
+        coordinate = self.mesh.coordinate(self.wire.rank)
+        mine = []
+        for name, part in self.parts.items():
+            pairs = zip(coordinate, self.homes[name].placements, strict=True)
+            first = all(i == 0 for i, p in pairs if isinstance(p, Broadcast))
+            if first and part.grad is not None:
+                mine.append(part.grad)
+        return sum(float(n) ** 2 for n in norms(mine)) if mine else 0.0
+
+    def _clip(self, norm: float) -> None:
+        assert self.clip_norm is not None
+        factor = min(1.0, self.clip_norm / (norm + 1e-6))
+        grads = [p.grad for p in self.parts.values() if p.grad is not None]
+        if factor != 1.0 and grads:
+            multiply(grads, factor)
+
+    def _refuse(self, loss: float) -> None:
+        values = {f"parameter {n!r}, so before": p for n, p in self.parts.items()}
+        grads = {f"the gradient of {n!r}": p.grad for n, p in self.parts.items()}
+        where = next(
+            (
+                place
+                for place, tensor in (*values.items(), *grads.items())
+                if tensor is not None and not bool(tensor.isfinite().all())
+            ),
+            "the loss, or another rank's part",
+        )
+        raise NonFiniteLoss(
+            f"step {self._at}: the loss is {loss:g}; a number that is not finite was "
+            f"first seen in {where}. This step changed no parameter and the last "
+            "checkpoint is kept: lower the learning rate, clip gradients "
+            "(clip_norm=1.0) or look at its data"
+        )
+
+
+def start_planned(
+    name: str,
+    model: nn.Module,
+    optimizer: Optimizer,
+    wire: Wire,
+    divide: Divides,
+    batch: Any,
+    *,
+    clip_norm: float | None = None,
+    seed: int = 0,
+    compile: bool = False,
+) -> PlannedTraining:
+    """Cut a model's state to this rank's parts; afterwards it trains by its plan.
+
+    Args:
+        name: of the job.
+        model: a plain module, whole on every rank.
+        optimizer: made over the model's parameters; repointed to parts.
+        divide: gives the division for each kind of batch; all have the same homes.
+        batch: a first one.
+        clip_norm: clip gradients to this global norm.
+        seed: keys all randomness.
+        compile: have Inductor compile the segments.
+    """
+    first = divide(batch)
+    mesh = first.division.mesh
+    homes = dict(first.division.homes)
+    named = dict(model.named_parameters())
+    buffers = dict(model.named_buffers())
+    for other in (*named, *buffers):
+        homes.setdefault(other, replicated(mesh))
+    parts = {n: _part(p, homes[n], wire.rank) for n, p in named.items()}
+    repoint(
+        optimizer,
+        {named[n]: parts[n] for n in named},
+        cut=_state_cutter(named, homes, wire.rank),
+    )
+    training = PlannedTraining(
+        name,
+        model,
+        optimizer,
+        wire,
+        mesh,
+        divide,
+        parts,
+        {n: _own_cut(b, homes[n], wire.rank) for n, b in buffers.items()},
+        {n: tuple(t.shape) for n, t in (*named.items(), *buffers.items())},
+        homes,
+        clip_norm,
+        seed,
+        compile,
+    )
+    optimizer.register_step_pre_hook(lambda *_: _check_step(training))
+    key = training._key(batch)
+    training._kinds[key] = training.add(first, key)
+    training.prepare(batch)
+    return training
+
+
+def with_totals(program: Program, size: int) -> Program:
+    """A step's program together with the boxing of its totals."""
+    made, boxed = f"{TOTALS}", f"{TOTALS}.sum"
+    src, dst = _summed(program.mesh), replicated(program.mesh)
+    tensors = {
+        **program.tensors,
+        made: TensorSpec((size,), torch.float64, src),
+        boxed: TensorSpec((size,), torch.float64, dst),
+    }
+    extra = (
+        Compute(TOTALS, (), (made,)),
+        Boxing(f"{TOTALS}.box", (made,), (boxed,), src, dst, queue=TOTALS),
+    )
+    nodes = (*program.nodes[:-1], *extra, program.nodes[-1])
+    return replace(program, tensors=tensors, nodes=nodes)
+
+
+def _summed(mesh: Mesh) -> Layout:
+    return Layout(mesh, [P()] * len(mesh.axes))
+
+
+def _is_whole(layout: Layout) -> bool:
+    return all(isinstance(p, Broadcast) for p in layout.placements)
+
+
+def _cut(whole: Tensor, layout: Layout, rank: int) -> Tensor:
+    shape = tuple(whole.shape)
+    return whole[relative(part_box(shape, layout, rank), tuple((0, n) for n in shape))]
+
+
+def _own_cut(whole: Tensor, layout: Layout, rank: int) -> Tensor:
+    """The tensor itself, or a part with memory of its own."""
+    if _is_whole(layout):
+        return whole
+    return _cut(whole.detach(), layout, rank).clone(
+        memory_format=torch.contiguous_format
+    )
+
+
+def _part(parameter: nn.Parameter, layout: Layout, rank: int) -> nn.Parameter:
+    if _is_whole(layout):
+        return parameter
+    part = _own_cut(parameter, layout, rank)
+    return nn.Parameter(part, requires_grad=parameter.requires_grad)
+
+
+def _state_cutter(
+    named: dict[str, nn.Parameter], homes: dict[str, Layout], rank: int
+) -> Callable[[Tensor, Tensor], Tensor]:
+    layouts = {id(parameter): homes[name] for name, parameter in named.items()}
+
+    def cut(value: Tensor, parameter: Tensor) -> Tensor:
+        return _own_cut(value, layouts[id(parameter)], rank)
+
+    return cut
+
+
+def _check_step(training: PlannedTraining) -> None:
+    if not training.may_step:
+        raise ValueError(
+            "optimizer.step() outside of a job's step would let the ranks drift apart; "
+            "a job with a plan trains by job.fit()"
+        )
