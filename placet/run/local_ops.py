@@ -1,9 +1,9 @@
 """A segment of a plan as code for one rank: aten calls on this rank's parts.
 
 A segment becomes an fx graph: its inputs are parts, each op is the call that the op's
-rule makes of it, and what nobody reads any more is dropped. Torch compiles an fx graph
-to a Python function, so a step runs without an interpreter of our own; Inductor can
-compile it further.
+rule makes of it, and what nobody reads any more is dropped; also an input, if the
+caller has given up its own. Torch compiles an fx graph to a Python function, so a step
+runs without an interpreter of our own; Inductor can compile it further.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +21,10 @@ from placet.program.refine import Refined
 from placet.program.rules.table import localize
 from placet.program.signature import Call, Parts, Signature, Slot, operator_of
 from placet.run.planned_random import keyed_call
+from placet.torch_private.codegen import BoxedCodeGen
 
-Segment: TypeAlias = Callable[..., tuple[Tensor, ...]]
-"""A rank's parts in, a rank's parts out."""
+Segment: TypeAlias = Callable[[list[Tensor]], tuple[Tensor, ...]]
+"""A rank's parts in, a list that it empties; a rank's parts out."""
 
 
 def segments_of(
@@ -45,12 +46,30 @@ def segments_of(
     for node in refined.program.nodes:
         if isinstance(node, Compute):
             body = [ops[name] for name in refined.bodies[node.name]]
-            made = _segment(graph, refined, signatures, node, body, rank)
-            found[node.name] = torch.compile(made, fullgraph=True) if compile else made
+            code = _code(graph, refined, signatures, node, body, rank)
+            found[node.name] = _compiled(code) if compile else _boxed(code)
     return found
 
 
-def _segment(
+def _boxed(code: fx.GraphModule) -> Segment:
+    code.graph.set_codegen(BoxedCodeGen())
+    code.recompile()
+    # Its __call__ is torch's wrapper, which would hold what the function lets go.
+    forward: Segment = code.forward
+    return forward
+
+
+def _compiled(code: fx.GraphModule) -> Segment:
+    compiled = torch.compile(code, fullgraph=True)
+
+    def segment(parts: list[Tensor]) -> tuple[Tensor, ...]:
+        made: tuple[Tensor, ...] = compiled(*parts)
+        return made
+
+    return segment
+
+
+def _code(
     graph: Graph,
     refined: Refined,
     signatures: Mapping[str, tuple[Signature, ...]],

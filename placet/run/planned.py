@@ -17,6 +17,7 @@ from placet.boxing.ledger import Ledger
 from placet.placement.layout import Layout, part_box, relative
 from placet.program.division import Division
 from placet.program.graph import Graph
+from placet.program.lifetimes import awaited, last_reads
 from placet.program.node import Boxing, Compute, Node
 from placet.program.refine import Refined
 from placet.run.events import Observer, ignore
@@ -71,8 +72,8 @@ class PlannedStep:
         self._segments = segments_of(
             graph, refined, division.signatures, wire.rank, compile=compile
         )
-        self._last = _last_reads(program.nodes)
-        self._awaited = _awaited(program.nodes)
+        self._last = last_reads(program.nodes)
+        self._awaited = awaited(program.nodes)
         for boxing in program.boxings():
             self._bind(boxing)
 
@@ -108,10 +109,11 @@ class PlannedStep:
             self.executor.wait(boxing)
         if isinstance(node, Compute):
             segment = self._segments[node.name]
-            inputs = [self._values[name] for name in node.inputs]
-            made = self.executor.run(node.name, node.lane, lambda: segment(*inputs))
+            parts = [self._values[name] for name in node.inputs]
+            for name in self._last[index]:
+                self._values.pop(name, None)
+            made = self.executor.run(node.name, node.lane, lambda: segment(parts))
             self._values.update(zip(node.outputs, made, strict=True))
-            del inputs
         elif isinstance(node, Boxing):
             self.executor.submit(node.name)
         for name in self._last[index]:
@@ -133,30 +135,3 @@ class PlannedStep:
         count = None if graph.count is None else values[wiring.results[graph.count]]
         news = {name: values[tensor] for name, tensor in wiring.news.items()}
         return StepResult(values[wiring.results[graph.loss]], count, news)
-
-
-def _last_reads(nodes: Sequence[Node]) -> list[list[str]]:
-    """Per node: what no later node reads; the update's inputs are never dropped."""
-    found: list[list[str]] = [[] for _ in nodes]
-    seen: set[str] = set(nodes[-1].inputs)
-    for index in range(len(nodes) - 1, -1, -1):
-        node = nodes[index]
-        for name in dict.fromkeys((*node.inputs, *node.outputs)):
-            if name not in seen:
-                seen.add(name)
-                found[index].append(name)
-    return found
-
-
-def _awaited(nodes: Sequence[Node]) -> list[list[str]]:
-    """Per node: boxings whose results it is the first to read."""
-    makes: dict[str, str] = {}
-    waited: set[str] = set()
-    found = []
-    for node in nodes:
-        needed = dict.fromkeys(makes[n] for n in node.inputs if n in makes)
-        found.append([name for name in needed if name not in waited])
-        waited.update(needed)
-        if isinstance(node, Boxing):
-            makes.update(dict.fromkeys(node.outputs, node.name))
-    return found

@@ -1,0 +1,102 @@
+"""The memory that tensors hold, watched while operators run."""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from placet.torch_private.dispatch import TorchDispatchMode, storage_key
+
+__all__ = ["LiveStorages"]
+
+
+class LiveStorages(TorchDispatchMode):
+    """While active, counts the storages of all tensors that operators meet.
+
+    A storage counts from when an operator first makes or reads it until it is freed.
+    What a kernel allocates within itself is not seen. Tensors on the meta device count
+    as if they had memory.
+
+    Attributes:
+        category: what is allocated now belongs to.
+        place: where we are, for `peak_place`.
+    """
+
+    def __init__(self) -> None:
+        TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
+        self.category = "other"
+        self.place = ""
+        self.live: dict[str, int] = {}
+        self.peak_bytes = 0
+        self.peak_place = ""
+        self.peak_live: Mapping[str, int] = {}
+        self._total = 0
+        self._known: dict[int, tuple[weakref.ref[UntypedStorage], str, int]] = {}
+        self._lock = threading.RLock()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        for tensor in _tensors((args, tuple((kwargs or {}).values()))):
+            self.hold(tensor)
+        made = func(*args, **(kwargs or {}))
+        for tensor in _tensors(made):
+            self.hold(tensor)
+        return made
+
+    def hold(self, tensor: Tensor, category: str = "") -> None:
+        """Count a tensor's storage from now on, if it does not count yet."""
+        storage = tensor.untyped_storage()
+        key = storage_key(storage)
+        with self._lock:
+            if key in self._known:
+                return
+            size, name = storage.nbytes(), category or self.category
+            reference = weakref.ref(storage, self._forget(key))
+            self._known[key] = reference, name, size
+            self._add(name, size)
+
+    def move(self, tensor: Tensor, category: str) -> None:
+        """Count a tensor's storage as something else."""
+        key = storage_key(tensor.untyped_storage())
+        with self._lock:
+            reference, old, size = self._known[key]
+            self._known[key] = reference, category, size
+            self.live[old] -= size
+            self.live[category] = self.live.get(category, 0) + size
+
+    def add(self, category: str, num_bytes: int) -> None:
+        """Count memory that no tensor stands for; negative ends it."""
+        with self._lock:
+            self._add(category, num_bytes)
+
+    def _add(self, category: str, size: int) -> None:
+        self.live[category] = self.live.get(category, 0) + size
+        self._total += size
+        if self._total > self.peak_bytes:
+            self.peak_bytes, self.peak_place = self._total, self.place
+            self.peak_live = dict(self.live)
+
+    def _forget(self, key: int) -> Callable[[object], None]:
+        def forget(_: object) -> None:
+            with self._lock:
+                _, name, size = self._known.pop(key)
+                self.live[name] -= size
+                self._total -= size
+
+        return forget
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
