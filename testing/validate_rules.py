@@ -155,7 +155,7 @@ def layouts(
 
 
 def _has_terms(placement: Placement) -> bool:
-    """Whether ranks hold terms: of a partial tensor, or where a halo's adjoints meet."""
+    """Whether ranks hold terms: of a partial tensor, or in the adjoint of a halo."""
     adjoint = isinstance(placement, Split) and placement.adjoint
     return adjoint or isinstance(placement, Partial)
 

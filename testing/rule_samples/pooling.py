@@ -1,5 +1,59 @@
-"""Sample calls: pooling."""
+"""Sample calls: pooling and resizing."""
 
-from testing.rule_samples.forms import Sample
+from collections.abc import Iterator
+from typing import Any
 
-SAMPLES: tuple[Sample, ...] = ()
+import torch
+from torch import Tensor
+
+from testing.rule_samples.forms import Sample, T, sample
+
+aten = torch.ops.aten
+X = T(3, 4, 8, 12)
+
+
+def _max_pool(x: T, y: tuple[int, ...], *pool: Any) -> Iterator[Sample]:
+    """Forward and backward; the backward's indices are those of the forward."""
+    yield sample(aten.max_pool2d_with_indices.default, x, *pool)
+    index = T(*y, dtype=torch.int64)
+
+    def prepare(tensors: list[Tensor]) -> list[Tensor]:
+        grad, x, _ = tensors
+        return [grad, x, aten.max_pool2d_with_indices.default(x, *pool)[1]]
+
+    target = aten.max_pool2d_with_indices_backward.default
+    yield Sample(target, (T(*y), x, *pool, index), prepare=prepare)
+
+
+def _avg_pool(x: T, y: tuple[int, ...], *pool: Any) -> Iterator[Sample]:
+    yield sample(aten.avg_pool2d.default, x, *pool)
+    yield sample(aten.avg_pool2d_backward.default, T(*y), x, *pool)
+
+
+SAMPLES = (
+    *_max_pool(X, (3, 4, 4, 6), (2, 2), (2, 2), (0, 0), (1, 1), False),
+    *_max_pool(X, (3, 4, 4, 6), (3, 3), (2, 2), (1, 1), (1, 1), False),
+    *_max_pool(X, (3, 4, 8, 6), (5, 2), (1, 2), (2, 0), (1, 1), False),
+    *_max_pool(X, (3, 4, 3, 5), (3, 3), (2, 2), (0, 0), (1, 1), False),
+    *_max_pool(X, (3, 4, 4, 6), (3, 3), (2, 2), (0, 0), (1, 1), True),
+    *_max_pool(T(5, 6, 10), (5, 3, 5), (2, 2), (2, 2), (0, 0), (1, 1), False),
+    sample(aten.max_pool2d_with_indices.default, X, (2, 2)),
+    *_avg_pool(X, (3, 4, 4, 6), (2, 2), (2, 2), (0, 0), False, True, None),
+    *_avg_pool(X, (3, 4, 8, 12), (3, 3), (1, 1), (1, 1), False, True, None),
+    *_avg_pool(X, (3, 4, 8, 12), (3, 3), (1, 1), (1, 1), False, False, None),
+    *_avg_pool(X, (3, 4, 4, 6), (3, 3), (2, 2), (1, 1), False, True, 5),
+    sample(aten.avg_pool2d.default, X, (2, 2)),
+    sample(aten._adaptive_avg_pool2d.default, X, (4, 3)),
+    sample(aten._adaptive_avg_pool2d.default, X, (5, 1)),
+    sample(aten._adaptive_avg_pool2d.default, X, (8, 12)),
+    sample(aten._adaptive_avg_pool2d_backward.default, T(3, 4, 4, 3), X),
+    sample(aten._adaptive_avg_pool2d_backward.default, T(3, 4, 5, 1), X),
+    sample(aten.adaptive_max_pool2d.default, X, (4, 3)),
+    sample(aten.max_pool3d_with_indices.default, T(3, 4, 4, 4, 4), (2, 2, 2)),
+    sample(aten.avg_pool3d.default, T(3, 4, 4, 4, 4), (2, 2, 2)),
+    sample(aten.avg_pool1d.default, T(3, 4, 9), (3,)),
+    sample(aten.upsample_nearest2d.vec, X, None, (2.0, 2.0)),
+    sample(aten.upsample_bilinear2d.vec, X, (16, 20), False, None),
+    sample(aten.upsample_nearest2d_backward.default, X, (8, 12), (3, 4, 4, 6)),
+    sample(aten.upsample_bilinear2d_backward.default, X, (8, 12), (3, 4, 4, 6), False),
+)

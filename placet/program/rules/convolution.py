@@ -12,8 +12,8 @@ All P are sums. A transposed convolution has the weight's dims exchanged, and no
 A rank pads its part with zeros at the borders of the whole only: a halo takes the place
 of padding elsewhere.
 
-    where halos begin and end                                 -> windows.Window
-    the call with them                                        -> functions.halo_convolution
+    where halos begin and end        -> windows.Window
+    the call with them               -> functions.halo_convolution
 
 Source: Dryden et al. (arXiv:1903.06681), spatial and channel parallel convolution.
 """

@@ -100,11 +100,12 @@ def _mean_backward_local(operator: Operator, parts: Parts) -> Call:
 
 def _summing(operator: Operator) -> Call:
     """The same loss, summed; all of its arguments in order."""
-    schema = operator.target._schema.arguments
+    target: Any = operator.target
+    schema = target._schema.arguments
     args = [operator.argument(i, a.name, a.default_value) for i, a in enumerate(schema)]
     names = [a.name for a in schema]
     args[names.index("reduction")] = SUM
-    return Call(operator.target, tuple(args))
+    return Call(target, tuple(args))
 
 
 ELEMENTWISE = by_pattern(_elementwise, _mean_local)
