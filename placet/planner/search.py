@@ -24,7 +24,7 @@ from placet.planner.relax import Relaxation, relax
 from placet.planner.table import Table
 
 SMALL = 20_000
-"""Columns up to which the best plan is searched exactly."""
+"""Columns, without ties, up to which the best plan is searched exactly."""
 LARGEST = 400_000
 """Columns above which whole numbers are not tried."""
 EXACT_GAP = 1e-9
@@ -74,6 +74,7 @@ class _Run:
         self.bound = sum(float(n.costs.min()) for n in problem.nodes)
         self.notes: list[str] = []
         self.is_complete = True
+        self.is_small = True
 
     @property
     def left(self) -> float:
@@ -84,6 +85,7 @@ class _Run:
             self.problem, self.ties, needed_choices(self.problem, self.ties)
         )
         size = len(relaxation.model.costs)
+        self.is_small = size * len(self.problem.nodes) <= SMALL * len(self.ties.nodes)
         method = "highs-ds" if size <= SMALL else "highs-ipm"
         found = relaxation.model.relaxed(self.left, method)
         if found.status == "infeasible":
@@ -99,12 +101,12 @@ class _Run:
             return self._solution()
         self._round(relaxation, found)
         for ties in self._orders():
-            if self._is_good(size) or size > LARGEST:
+            if self._is_good() or size > LARGEST:
                 break
-            self._whole(ties, size)
+            self._whole(ties)
         if self.best.assignment is None and self.is_complete:
             return self._nothing_fits()
-        if not self._is_good(size):
+        if not self._is_good():
             self.is_complete = False
         return self._solution()
 
@@ -112,8 +114,8 @@ class _Run:
         free = untied(self.problem)
         return [free] if self.ties.is_trivial else [self.ties, free]
 
-    def _is_good(self, size: int) -> bool:
-        wanted = 10 * EXACT_GAP if size <= SMALL else GOOD_GAP
+    def _is_good(self) -> bool:
+        wanted = 10 * EXACT_GAP if self.is_small else GOOD_GAP
         return self.best.cost - self.bound <= wanted * abs(self.bound) + 1e-12
 
     def _round(self, relaxation: Relaxation, found: Solved) -> None:
@@ -140,7 +142,7 @@ class _Run:
         if found is not None:
             self._offer(table.assignment(found.choices, found.rate))
 
-    def _whole(self, ties: Ties, size: int) -> None:
+    def _whole(self, ties: Ties) -> None:
         """Searches whole numbers; without ties the bound is one of all plans."""
         if self.left <= 0:
             self.is_complete = False
@@ -149,7 +151,7 @@ class _Run:
         relaxation = relax(self.problem, ties, choices)
         if len(relaxation.model.costs) > LARGEST:
             return
-        gap = EXACT_GAP if size <= SMALL else GOOD_GAP
+        gap = EXACT_GAP if self.is_small else GOOD_GAP
         found = relaxation.model.solved(self.left, gap)
         if ties.is_trivial and np.isfinite(found.bound):
             self.bound = max(self.bound, found.bound)
