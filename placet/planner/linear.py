@@ -114,6 +114,8 @@ class Model:
 
     def relaxed(self, seconds: float, method: str = "highs") -> Solved:
         """Solves without asking for whole numbers; the bound is a certificate."""
+        if seconds <= 0:
+            return Solved(None, math.inf, self.certificate(None), "time")
         equal = self.lower == self.upper
         above, below = (
             ~equal & np.isfinite(self.lower),
@@ -127,7 +129,7 @@ class Model:
             b_eq=self.lower[equal],
             bounds=(0, 1),
             method=method,
-            options={"time_limit": max(seconds, 0.01)},
+            options={"time_limit": seconds},
         )
         if found.status == 2:
             return Solved(None, math.inf, math.inf, "infeasible")

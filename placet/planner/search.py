@@ -27,6 +27,8 @@ SMALL = 20_000
 """Columns, without ties, up to which the best plan is searched exactly."""
 LARGEST = 400_000
 """Columns above which whole numbers are not tried."""
+LP_SHARE = 0.7
+"""Of the time, so that some is left to descend in."""
 EXACT_GAP = 1e-9
 GOOD_GAP = 5e-3
 TOLERANCE = 1e-9
@@ -86,8 +88,9 @@ class _Run:
         )
         size = len(relaxation.model.costs)
         self.is_small = size * len(self.problem.nodes) <= SMALL * len(self.ties.nodes)
-        method = "highs-ds" if size <= SMALL else "highs-ipm"
-        found = relaxation.model.relaxed(self.left, method)
+        seconds = self.left * LP_SHARE
+        method = "highs-ds" if size <= SMALL or seconds < 1 else "highs-ipm"
+        found = relaxation.model.relaxed(seconds, method)
         if found.status == "infeasible":
             return self._nothing_fits()
         self.bound = max(self.bound, found.bound)
