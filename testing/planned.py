@@ -12,7 +12,7 @@ from placet.boxing.ledger import Ledger
 from placet.boxing.path import mean_bytes
 from placet.placement.layout import Layout, part_box, relative
 from placet.placement.mesh import Mesh
-from placet.placement.placement import B, Split
+from placet.placement.placement import B, Placement, Split
 from placet.planner.choices import layout_of
 from placet.program.capture import Captured
 from placet.program.division import Division
@@ -44,10 +44,8 @@ def random_division(graph: Graph, mesh: Mesh, seed: int) -> Division:
     homes = {}
     for state in graph.states:
         shape = graph.tensors[state.tensor].shape
-        options_of_home = [B, *(Split(d) for d in range(len(shape)))]
-        homes[state.name] = Layout(
-            mesh, [draw.choice(options_of_home) for _ in mesh.axes]
-        )
+        placements: list[Placement] = [B, *(Split(d) for d in range(len(shape)))]
+        homes[state.name] = Layout(mesh, [draw.choice(placements) for _ in mesh.axes])
     return route(graph, Division(mesh, picked, homes), mean_bytes)
 
 

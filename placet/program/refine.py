@@ -6,14 +6,14 @@
     update    parameters from gradients, both at home
 
 A boxing that moves bytes stands right after its input is made, and its result is waited
-for right before it is read, so that it overlaps what stands between. Parameters are
-gathered one ahead: when one is first read, the gather of the next begins. Gradients
-that go home alike travel in buckets.
+for right before it is read, so that it overlaps what stands between. Parameters, or
+views of them, are gathered one ahead: when one is first read, the gather of the next
+begins. Gradients that go home alike travel in buckets.
 
 The program is the same on all ranks, and costs the same for 4 ranks and 4096.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -115,11 +115,16 @@ class _Schedule:
         for step in wiring.steps.values():
             self._from.setdefault(step.input, []).append(step)
         self._bucketed = _bucketed(graph, wiring)
-        self._gathers = _gathers(graph, wiring)
+        self.views = _views_of_states(graph, wiring)
+        self.origins = {state.tensor for state in graph.states}
+        self.origins |= {n for op in self.views for n in op.outputs if n}
+        self._gathers = _gathers(graph, wiring, self.origins)
 
     def run(self) -> None:
         """Every op, then what the update and the results want."""
-        for op in self.graph.ops:
+        first = {op.name for op in self.views}
+        rest = (op for op in self.graph.ops if op.name not in first)
+        for op in (*self.views, *rest):
             for i in range(len(op.inputs)):
                 self._want(self.wiring.reads[op.name, i])
             self._segment.append(op)
@@ -164,10 +169,15 @@ class _Schedule:
         at = self._gathers.index(step.output)
         for name in self._gathers[at : at + 2]:
             if name not in self._sent:
-                self._send((self.wiring.steps[name],))
+                gather = self.wiring.steps[name]
+                if gather.input in self._fresh:
+                    self._close()
+                self._send((gather,))
 
     def _send_on(self, name: str) -> None:
         """Order the boxings that move a tensor that has just been made."""
+        if name in self.origins:
+            return
         for step in self._from.get(name, ()):
             if step.output in self._sent or not step.moves:
                 continue
@@ -221,9 +231,38 @@ def _bucketed(graph: Graph, wiring: Wiring) -> set[str]:
     }
 
 
-def _gathers(graph: Graph, wiring: Wiring) -> list[str]:
+VIEWS = frozenset(
+    {
+        torch.ops.aten.t.default,
+        torch.ops.aten.transpose.int,
+        torch.ops.aten.permute.default,
+        torch.ops.aten.view.default,
+        torch.ops.aten.unsqueeze.default,
+    }
+)
+"""What modules do to a weight before they use it."""
+
+
+def _views_of_states(graph: Graph, wiring: Wiring) -> tuple[Op, ...]:
+    """Views of states at home that are boxed: they come first, to be gathered ahead."""
+    known = {state.tensor for state in graph.states}
+    found = []
+    for op in graph.ops:
+        reads = [wiring.reads[op.name, i] for i in range(len(op.inputs))]
+        if op.target in VIEWS and known.issuperset(reads):
+            found.append(op)
+            known.update(n for n in op.outputs if n)
+    wanted = {step.input for step in wiring.steps.values() if step.moves}
+    kept: list[Op] = []
+    for op in reversed(found):
+        if wanted.intersection(op.outputs):
+            kept.append(op)
+            wanted.update(op.inputs)
+    return tuple(reversed(kept))
+
+
+def _gathers(graph: Graph, wiring: Wiring, states: Collection[str]) -> list[str]:
     """The boxings that begin at a state, in the order in which they are first read."""
-    states = {state.tensor for state in graph.states}
     first: dict[str, None] = {}
     for op in graph.ops:
         for i in range(len(op.inputs)):
@@ -263,17 +302,19 @@ def _finished(graph: Graph, wiring: Wiring, schedule: _Schedule) -> tuple[Node, 
                 Compute(f"segment.{item}", inputs, needed, accepts_partial=partial)
             )
         else:
-            nodes.append(_boxing(item, wiring, graph, count))
+            nodes.append(_boxing(item, wiring, schedule.origins, count))
             count += 1
     nodes.append(_update(graph, wiring))
     return tuple(nodes)
 
 
-def _boxing(steps: Sequence[Step], wiring: Wiring, graph: Graph, count: int) -> Boxing:
+def _boxing(
+    steps: Sequence[Step], wiring: Wiring, origins: Collection[str], count: int
+) -> Boxing:
     queue = VALUES
     if steps[0].output in set(wiring.news.values()):
         queue = GRADS
-    elif steps[0].input in {state.tensor for state in graph.states}:
+    elif steps[0].input in origins:
         queue = PARAMS
     return Boxing(
         f"box.{count}",
