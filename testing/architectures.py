@@ -14,13 +14,14 @@ Options that fixed shapes need:
                      that were hit, whose number depends on data
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from testing.models.example import Example
 
@@ -140,3 +141,33 @@ def _batch(*, masked: bool) -> dict[str, Tensor]:
 
 def _loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return cast(Tensor, model(**batch).loss)
+
+
+class _Double(TorchFunctionMode):
+    """Computes in float64 where a model asks for float32 by name."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = {name: _double(value) for name, value in (kwargs or {}).items()}
+        if func is Tensor.float:
+            func = Tensor.double
+        return func(*(_double(value) for value in args), **given)
+
+
+def _double(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+def double_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """The loss of a model in float64, also where the library computes in float32.
+
+    Losses, softmax and norms do, so that a step's numbers would depend on the order of
+    sums far more than in float64.
+    """
+    with _Double():
+        return _loss(model, batch)

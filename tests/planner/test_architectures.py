@@ -1,6 +1,10 @@
-"""Twenty architectures of a well-known library, tiny: captured as they compute.
+"""Twenty architectures of a well-known library, tiny: captured, planned, executed.
 
-A few by a seed in the quick suite, all in the long ones.
+captured   as eager computes                             a few by a seed in the quick
+random     each operator divided by any of its rules     suite, all in the long ones
+planned    on 2 x 2 ranks, by plan()
+
+Divided, each is one device's step in float64: loss, gradients, buffers, bytes.
 """
 
 import random
@@ -8,15 +12,21 @@ import random
 import pytest
 import torch
 
-from testing.architectures import ARCHITECTURES, example
+from placet.placement.mesh import Mesh
+from placet.planner.planning import plan
+from placet.program.capture import capture, state_tensors
+from placet.program.normalise.normalise import normalise
+from testing.architectures import ARCHITECTURES, double_loss, example
 from testing.models.eager import assert_capture_is_eager
 from testing.models.example import in_float64
+from testing.planned import assert_same_as_one_device, random_division
 
 NAMES = tuple(ARCHITECTURES)
 SEED = 4
 QUICK = tuple(random.Random(SEED).sample(NAMES, 4))
 REST = tuple(name for name in NAMES if name not in QUICK)
 EVERY = [*QUICK, *(pytest.param(name, marks=pytest.mark.prove) for name in REST)]
+MESH = Mesh("a=2, b=2")
 
 
 def test_twenty_of_the_kinds_that_count() -> None:
@@ -31,3 +41,33 @@ def test_captured_is_the_eager_step(name: str) -> None:
     torch.manual_seed(SEED)
     captured = assert_capture_is_eager(*in_float64(example(name)), example(name).loss)
     assert len(captured.graph.ops) > 200
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_planned_is_one_device(name: str) -> None:
+    torch.manual_seed(SEED)
+    model, batch = in_float64(example(name))
+    found = plan(model, batch, double_loss, mesh=MESH, objective="bytes")
+    captured = capture(model, batch, double_loss)
+    assert found.fingerprint == captured.fingerprint
+    graph = normalise(captured.graph, MESH.num_ranks)
+    states = {n: t.detach() for n, t in state_tensors(model, graph).items()}
+    assert_same_as_one_device(captured, graph, found.division, states, batch)
+    divided = [
+        picked
+        for picked in found.division.signatures.values()
+        if not all(signature.is_replicated for signature in picked)
+    ]
+    assert len(divided) > len(graph.ops) / 4  # not everything by every rank
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", NAMES)
+def test_divided_at_random_is_one_device(name: str) -> None:
+    torch.manual_seed(SEED)
+    model, batch = in_float64(example(name))
+    captured = capture(model, batch, double_loss)
+    graph = normalise(captured.graph, MESH.num_ranks)
+    states = {n: t.detach() for n, t in state_tensors(model, graph).items()}
+    division = random_division(graph, MESH, SEED)
+    assert_same_as_one_device(captured, graph, division, states, batch)
