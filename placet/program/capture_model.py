@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from placet.errors import CaptureError
+from placet.program.capture_constants import KnownValues
 from placet.torch_private.aot import DATA_DEPENDENT, fake_mode
 from placet.torch_private.pytree import unflatten
 
@@ -42,10 +43,11 @@ class Step(nn.Module):
             next(given) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves
         ]
         batch = unflatten(leaves, self._structure)
-        if self._loss is None:
-            result = _called(self.model, batch)
-        else:
-            result = self._loss(self.model, batch)
+        with KnownValues():
+            if self._loss is None:
+                result = _called(self.model, batch)
+            else:
+                result = self._loss(self.model, batch)
         return _loss_and_count(result)
 
 

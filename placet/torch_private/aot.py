@@ -4,7 +4,7 @@ What AOTAutograd calls parameters, buffers, plain inputs, gradients and mutation
 out as `Described` values, so that no other file knows its descriptors.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -31,6 +31,9 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
 )
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import checkpoint
+from torch.utils._python_dispatch import _disable_current_modes
 
 DATA_DEPENDENT = (
     DataDependentOutputException,
@@ -73,9 +76,26 @@ class Joint:
 def export_joint(module: nn.Module, args: Sequence[Tensor]) -> Joint:
     """Forward and backward of a module, functional, on fake tensors.
 
-    A module whose outputs need no gradient has a forward only.
+    A module whose outputs need no gradient has a forward only. Where values of tensors
+    decide what runs, it is traced once more as under a compiler: libraries then leave
+    out shortcuts that depend on values.
+
+    Raises:
+        DATA_DEPENDENT: one of these, where a compiler's path reads values, too.
     """
-    with ExitStack() as stack, _module_paths(module):
+    try:
+        return _exported(module, args)
+    except DATA_DEPENDENT as error:
+        first = error
+    try:
+        with _as_compiling():
+            return _exported(module, args)
+    except DATA_DEPENDENT:
+        raise first from None
+
+
+def _exported(module: nn.Module, args: Sequence[Tensor]) -> Joint:
+    with ExitStack() as stack, _module_paths(module), _checkpoints(module):
         found = aot_export_joint_with_descriptors(stack, module, tuple(args), {})
     graph = found.graph_module.graph
     inputs = [_input(n) for n in graph.nodes if n.op == "placeholder"]
@@ -93,6 +113,58 @@ def export_joint(module: nn.Module, args: Sequence[Tensor]) -> Joint:
 def fake_mode() -> FakeTensorMode:
     """Tensors that are made in it have no values."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextmanager
+def without_tracing() -> Iterator[None]:
+    """Functions compute real tensors, as outside of a capture."""
+    with _disable_current_modes(), torch.no_grad():
+        yield
+
+
+@contextmanager
+def _as_compiling() -> Iterator[None]:
+    """`torch.compiler.is_compiling()` is true."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+@contextmanager
+def _checkpoints(module: nn.Module) -> Iterator[None]:
+    """Have the backward compute checkpoint regions once more.
+
+    `torch.utils.checkpoint` does so in hooks on saved tensors. AOTAutograd turns hooks
+    off while it traces (it expects a compiler to have marked the regions), and back to
+    what they were when it is done. The model has its traced tensors in the forward
+    only, so a region puts them into it again.
+    """
+
+    def keep_hooks(*_: Any) -> None:
+        torch._C._autograd._saved_tensors_hooks_set_tracing(False)
+
+    original = checkpoint._CheckpointFrame
+
+    def frame(recompute: Callable[..., None], *rest: Any) -> Any:
+        traced = dict(module.named_parameters(remove_duplicate=False))
+        traced |= dict(module.named_buffers(remove_duplicate=False))
+
+        def recompute_traced(*args: Any) -> None:
+            with _reparametrize_module(module, traced):
+                recompute(*args)
+
+        return original(recompute_traced, *rest)
+
+    handle = module.register_forward_pre_hook(keep_hooks)
+    checkpoint._CheckpointFrame = frame  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        checkpoint._CheckpointFrame = original  # type: ignore[misc]
+        handle.remove()
 
 
 def module_of(node: torch.fx.Node) -> str:

@@ -1,0 +1,113 @@
+"""What a forward decides by tensors that depend on no input.
+
+    positions = arange(8);  if (positions.diff() != 1).any(): ...
+
+While a step is traced no tensor has values, so such a decision could not be made. Those
+that are made of Python values alone are known, though: every call that makes one is
+noted, and computed when its value is asked for. In-place changes make all notes void.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from placet.torch_private.aot import without_tracing
+from placet.torch_private.pytree import flatten, map_leaves
+
+_MADE_OF_NUMBERS = {
+    torch.arange,
+    torch.eye,
+    torch.full,
+    torch.linspace,
+    torch.ones,
+    torch.tensor,
+    torch.zeros,
+}
+_READS = {
+    Tensor.__bool__,
+    Tensor.__float__,
+    Tensor.__index__,
+    Tensor.__int__,
+    Tensor.item,
+    Tensor.tolist,
+}
+_NOT_A_FUNCTION = ("rand", "dropout", "bernoulli", "multinomial", "normal", "poisson")
+_NOT_A_FUNCTION += ("rrelu", "empty")
+_NOT_IN_PLACE = ("__index__", "__int__", "__invert__")
+
+
+class KnownValues(TorchFunctionMode):
+    """Answers for the values of tensors that are made of Python values alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, tuple[Tensor, Callable[[], Any]]] = {}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call a function; note its result, or answer by what was noted."""
+        kwargs = kwargs or {}
+        if func in _READS and id(args[0]) in self._made:
+            with without_tracing():
+                return func(self._made[id(args[0])][1](), *args[1:], **kwargs)
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if _is_in_place(name) or "out" in kwargs:
+            self._made.clear()
+        elif isinstance(result, Tensor) and self._is_known(func, name, args, kwargs):
+            self._made[id(result)] = result, self._later(func, args, kwargs)
+        return result
+
+    def _is_known(
+        self,
+        func: Callable[..., Any],
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> bool:
+        read = [t for t in flatten((args, kwargs))[0] if isinstance(t, Tensor)]
+        if not read:
+            return func in _MADE_OF_NUMBERS
+        if any(word in name for word in _NOT_A_FUNCTION):
+            return False
+        return all(id(t) in self._made for t in read)
+
+    def _later(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], Any]:
+        """The call on real tensors of the CPU, made once and only if it is needed."""
+        found: list[Any] = []
+        sources = {
+            id(leaf): self._made[id(leaf)]
+            for leaf in flatten((args, kwargs))[0]
+            if isinstance(leaf, Tensor)
+        }
+
+        def real(leaf: Any) -> Any:
+            if isinstance(leaf, torch.device):
+                return torch.device("cpu")
+            return sources[id(leaf)][1]() if isinstance(leaf, Tensor) else leaf
+
+        def value() -> Any:
+            if not found:
+                given, named = map_leaves(real, (args, kwargs))
+                found.append(func(*given, **named))
+            return found[0]
+
+        return value
+
+
+def _is_in_place(name: str) -> bool:
+    if name.endswith("__"):
+        return name == "__setitem__" or (
+            name.startswith("__i") and name not in _NOT_IN_PLACE
+        )
+    return name.endswith("_")
