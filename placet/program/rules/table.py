@@ -75,7 +75,7 @@ def rule_of(operator: Operator) -> tuple[Rule, Source]:
         found = POINTWISE
     if found is not None:
         return found, "own"
-    return fallback_rule(operator) or (WHOLE, "replicated")
+    return fallback_rule(operator, rule_of) or (WHOLE, "replicated")
 
 
 @lru_cache(maxsize=1 << 16)
