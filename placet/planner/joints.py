@@ -11,6 +11,9 @@ average, so t gets columns of its own, e[t, l], joined to the others' only in su
 
 The average over classes of any plan satisfies both (<= in the second, where some of the
 slot's tensors are read by nobody and left out).                       -> Joints.ends
+
+Where all members of a class must decide alike, every end is x itself; that is the tied
+restriction, for plans and not for bounds                              -> alike
 """
 
 from collections import Counter
@@ -33,6 +36,7 @@ class Joints:
 
     Args:
         choices, columns: per node class, what it may choose, and the model's columns.
+        alike: whether all members of a class must decide alike.
     """
 
     def __init__(
@@ -42,12 +46,15 @@ class Joints:
         ties: Ties,
         choices: Sequence[Numbers],
         columns: Sequence[Numbers],
+        *,
+        alike: bool,
     ) -> None:
         self.builder = builder
         self.problem = problem
         self.ties = ties
         self.choices = choices
         self.columns = columns
+        self.alike = alike
         self.consumers = [self._different(group) for group in ties.tensors]
         self.meeting: dict[Slot, Counter[tuple[int, int]]] = {}
         for t, group in enumerate(ties.tensors):
@@ -68,7 +75,8 @@ class Joints:
         parts = []
         for slot, count in self._slots(group, end).items():
             v, _, _ = slot
-            if len(self.meeting[slot]) == 1 and count == len(self.ties.nodes[v]):
+            whole = len(self.meeting[slot]) == 1 and count == len(self.ties.nodes[v])
+            if whole or self.alike:
                 values = np.full(len(self.columns[v]), count / len(group))
                 parts.append(Ends(self._layouts(slot), self.columns[v], values))
             else:

@@ -71,14 +71,16 @@ def relax(
     choices: Sequence[Numbers] | None = None,
     *,
     least_memory: bool = False,
+    alike: bool = False,
 ) -> Relaxation:
     """The relaxation of a problem.
 
     Args:
         choices: per node class, those worth keeping; None for all.
         least_memory: price memory and nothing else, without a limit.
+        alike: members of a class must decide alike; its value bounds such plans only.
     """
-    return _Build(problem, ties, choices, least_memory).relaxation()
+    return _Build(problem, ties, choices, least_memory).relaxation(alike=alike)
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class _Build:
         )
         self.columns: list[Numbers] = []
 
-    def relaxation(self) -> Relaxation:
+    def relaxation(self, *, alike: bool) -> Relaxation:
         for group, kept in zip(self.ties.nodes, self.choices, strict=True):
             node = self.problem.nodes[group[0]]
             held = node.state_bytes[kept] * len(group)
@@ -121,7 +123,12 @@ class _Build:
             if self.memory is not None and held.any():
                 self.builder.put(self.memory.row, columns, held * self.memory.unit)
         joints = Joints(
-            self.builder, self.problem, self.ties, self.choices, self.columns
+            self.builder,
+            self.problem,
+            self.ties,
+            self.choices,
+            self.columns,
+            alike=alike,
         )
         again = tuple(
             self._add_tensor(joints, t) for t in range(len(self.ties.tensors))

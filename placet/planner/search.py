@@ -124,6 +124,8 @@ class _Run:
     def _round(self, relaxation: Relaxation, found: Solved) -> None:
         assert found.values is not None
         self._descend(self.ties, relaxation.taken(found.values))
+        if not self._is_good():
+            self._descend(self.ties, [0] * len(self.ties.nodes))
 
     def _descend(self, ties: Ties, start: list[int]) -> None:
         """Descends over classes, then over single nodes."""
@@ -151,7 +153,7 @@ class _Run:
             self.is_complete = False
             return
         choices = needed_choices(self.problem, ties)
-        relaxation = relax(self.problem, ties, choices)
+        relaxation = relax(self.problem, ties, choices, alike=True)
         if len(relaxation.model.costs) > LARGEST:
             return
         gap = EXACT_GAP if self.is_small else GOOD_GAP
@@ -162,12 +164,9 @@ class _Run:
             self.is_complete = False
         if found.values is not None:
             plan = self._read(relaxation, found.values, ties)
-            if not self._offer(plan):
-                self._repair(plan, ties)
-
-    def _repair(self, plan: Assignment, ties: Ties) -> None:
-        """A plan that the solver's tolerance let exceed the memory: descend from it."""
-        self._descend(ties, [plan.choices[group[0]] for group in ties.nodes])
+            self._offer(plan)
+            if not self._is_good():
+                self._descend(ties, [plan.choices[group[0]] for group in ties.nodes])
 
     def _read(self, relaxation: Relaxation, values: Floats, ties: Ties) -> Assignment:
         """The assignment that a solution in whole numbers stands for."""

@@ -44,9 +44,9 @@ def test_96_blocks_on_three_axes() -> None:
     price = bytes_objective(mesh).step_price
     problem = find_classes(deep_problem(mesh, price, num_blocks=96))
     assert len(problem.nodes) == 5762
-    started = time.monotonic()
-    found = solve(problem, time_limit_seconds=100)
-    assert time.monotonic() - started < 40
+    started = time.process_time()
+    found = solve(problem, time_limit_seconds=300)
+    assert time.process_time() - started < 40
     assert found.is_complete
     assert found.gap < 1e-3
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
