@@ -46,6 +46,7 @@ class Planned:
         step: one training step on this rank.
         mesh: the plan's.
         cost, bound: in `unit`.
+        seconds: that planning took.
     """
 
     step: Step
@@ -53,6 +54,7 @@ class Planned:
     unit: Unit
     cost: float
     bound: float
+    seconds: float
 
 
 def lab_cluster(num_ranks: int, bytes_per_s: float) -> Cluster:
@@ -109,7 +111,8 @@ def planned(
         training.begin(at)
         return training.step(batch, 1).loss
 
-    return Planned(step, repr(chosen.mesh), unit, chosen.cost, chosen.bound)
+    seconds = sum(chosen.search_seconds.values())
+    return Planned(step, repr(chosen.mesh), unit, chosen.cost, chosen.bound, seconds)
 
 
 def _divided(example: Example, model: nn.Module, chosen: Plan, batch: Any) -> Divided:

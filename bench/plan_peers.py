@@ -39,18 +39,6 @@ Step: TypeAlias = Callable[[], float]
 LEARNING_RATE = 1e-3
 
 
-def build(name: str, example: Example) -> Step:
-    """A peer's step on this rank.
-
-    Args:
-        name: a key of PEERS.
-        example: the model, with a batch whose length the ranks divide.
-    """
-    torch.manual_seed(0)
-    model, batch = example.model_fn(), example.batch_fn()
-    return PEERS[name](example, model, batch)
-
-
 def _ddp(example: Example, model: nn.Module, batch: Any) -> Step:
     return _data_parallel(example, DistributedDataParallel(model), batch)
 

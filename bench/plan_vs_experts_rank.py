@@ -17,8 +17,10 @@ import torch.distributed as dist
 
 from bench.harness import affordable
 from bench.plan_models import MODELS
-from bench.plan_peers import Step, build
+from bench.plan_ours import OURS, lab_cluster, open_lab_wire
+from bench.plan_peers import PEERS, Step
 from bench.wire_lab_rank import MARK, sent_by_cards
+from placet.wire.interface import Wire
 
 SAME_LOSS = 1e-4
 """Relative; float32, and sums in other orders."""
@@ -30,7 +32,8 @@ class Spec:
 
     Args:
         model: a key of `bench.plan_models.MODELS`.
-        sides: keys of `bench.plan_peers.PEERS`; one may be named twice, as a control.
+        sides: keys of PEERS and OURS; one may be named twice, as a control.
+        bytes_per_s: of each host's link, for our plans' prices.
         num_rounds: steps wanted of each side.
         budget_seconds: fewer rounds where so many would take longer.
         num_warm_up: rounds before.
@@ -38,6 +41,7 @@ class Spec:
 
     model: str
     sides: tuple[str, ...]
+    bytes_per_s: float
     num_rounds: int
     budget_seconds: float
     num_warm_up: int = 2
@@ -50,15 +54,18 @@ class Found:
     Args:
         seconds: of a step.
         sent_bytes: by the host's cards, until the next step begins.
+        plans: what our sides chose, for people.
     """
 
     seconds: list[list[float]]
     sent_bytes: list[list[int]]
+    plans: dict[str, str]
 
 
-def find(spec: Spec) -> Found:
+def find(spec: Spec, wire: Wire) -> Found:
     """Measure on this rank; all ranks do so at once."""
-    steps = [build(side, MODELS[spec.model]) for side in spec.sides]
+    plans: dict[str, str] = {}
+    steps = [_build(side, spec, wire, plans) for side in spec.sides]
     _check_losses(dict(enumerate(steps)), spec)
     began = time.perf_counter()
     for _ in range(spec.num_warm_up):
@@ -71,7 +78,23 @@ def find(spec: Spec) -> Found:
     return Found(
         seconds=[list(side[0]) for side in by_side],
         sent_bytes=[list(side[1]) for side in by_side],
+        plans=plans,
     )
+
+
+def _build(side: str, spec: Spec, wire: Wire, plans: dict[str, str]) -> Step:
+    """A side's step; all start with the same weights and batch."""
+    example = MODELS[spec.model]
+    torch.manual_seed(0)
+    model, batch = example.model_fn(), example.batch_fn()
+    if side in PEERS:
+        return PEERS[side](example, model, batch)
+    made = OURS[side](example, model, batch, wire)
+    plans[side] = (
+        f"{made.mesh}, {made.cost:.6g} {made.unit}, bound {made.bound:.6g}, "
+        f"{made.seconds:.1f} s to plan"
+    )
+    return made.step
 
 
 def _round(steps: Sequence[Step], index: int) -> list[tuple[float, int]]:
@@ -106,9 +129,12 @@ def main(arguments: Sequence[str]) -> None:
     """Measure one spec after the other; a line of findings for each."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for given in json.loads(arguments[0]):
-        print(MARK + json.dumps(asdict(find(Spec(**given)))), flush=True)
+    specs = [Spec(**given) for given in json.loads(arguments[0])]
+    wire = open_lab_wire(lab_cluster(dist.get_world_size(), specs[0].bytes_per_s))
+    for spec in specs:
+        print(MARK + json.dumps(asdict(find(spec, wire))), flush=True)
     dist.barrier()
+    wire.close()
     dist.destroy_process_group()
 
 

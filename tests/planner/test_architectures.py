@@ -26,6 +26,9 @@ SEED = 4
 QUICK = tuple(random.Random(SEED).sample(NAMES, 4))
 REST = tuple(name for name in NAMES if name not in QUICK)
 EVERY = [*QUICK, *(pytest.param(name, marks=pytest.mark.prove) for name in REST)]
+SEARCH_SECONDS = 2.0
+"""A plan that is not the best must be right as well."""
+
 MESH = Mesh("a=2, b=2")
 
 
@@ -47,7 +50,14 @@ def test_captured_is_the_eager_step(name: str) -> None:
 def test_planned_is_one_device(name: str) -> None:
     torch.manual_seed(SEED)
     model, batch = in_float64(example(name))
-    found = plan(model, batch, double_loss, mesh=MESH, objective="bytes")
+    found = plan(
+        model,
+        batch,
+        double_loss,
+        mesh=MESH,
+        objective="bytes",
+        time_limit_seconds=SEARCH_SECONDS,
+    )
     captured = capture(model, batch, double_loss)
     assert found.fingerprint == captured.fingerprint
     graph = normalise(captured.graph, MESH.num_ranks)
