@@ -8,6 +8,7 @@ and planned when they first come, with all homes as they are. Rank 0 plans and t
 others, so that all do the same.
 """
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,6 @@ from typing import Any, cast
 from torch import nn
 from torch.optim import Optimizer
 
-from placet.cost.machine import machine_here
-from placet.cost.objective import Objective, bytes_objective, seconds_objective
 from placet.errors import PlanError
 from placet.job.data import Data
 from placet.job.large import Deferred
@@ -37,6 +36,7 @@ from placet.planner.build import build_problem
 from placet.planner.classes import find_classes
 from placet.planner.decide import decide
 from placet.planner.plan import Plan
+from placet.planner.plan_edit import objective_of
 from placet.planner.search import solve
 from placet.planner.storage import storage_of
 from placet.program.capture import Captured, LossFunction, Precision, capture
@@ -47,7 +47,6 @@ from placet.run.optimizers import verdict
 from placet.run.planned_training import Divided, PlannedTraining, start_planned
 from placet.run.training import Training
 from placet.wire.interface import Wire
-
 
 _tracing = Lock()
 """torch traces one step at a time; ranks that are threads take turns."""
@@ -118,6 +117,7 @@ class _Divides:
         self.optimizer = optimizer
         self.wire = wire
         self.is_first = True
+        self.count = 0
 
     def __call__(self, batch: Any) -> Divided:
         precision = cast(Precision, self.settings.precision)
@@ -134,7 +134,19 @@ class _Divides:
         return Divided(captured, graph, self._plan_again(graph))
 
     def _plan_again(self, graph: Graph) -> Division:
-        """A division with the plan's homes; rank 0's on every rank."""
+        """A division with the plan's homes: rank 0's, on every rank.
+
+        Searches end by the clock, so ranks might find different ones.
+        """
+        found = b""
+        if self.wire.rank == 0:
+            again = replace(self.plan, division=self._searched(graph))
+            found = again.to_json().encode()
+        self.count += 1
+        told = self.wire.exchange(found, key=f"plan {self.count}")[0]
+        return Plan.from_json(told.decode()).division
+
+    def _searched(self, graph: Graph) -> Division:
         plan = self.plan
         problem = find_classes(
             build_problem(
@@ -156,13 +168,6 @@ class _Divides:
 def known_homes(homes: Mapping[str, Layout], graph: Graph) -> dict[str, Layout]:
     """The homes of a graph's states."""
     return {s.name: homes[s.name] for s in graph.states if s.name in homes}
-
-
-def objective_of(plan: Plan) -> Objective:
-    """The prices that a plan was made by."""
-    if plan.unit == "bytes" or plan.cluster is None:
-        return bytes_objective(plan.mesh)
-    return seconds_objective(plan.mesh, plan.cluster, machine_here())
 
 
 def check_names(division: Division, graph: Graph) -> None:
@@ -241,6 +246,12 @@ def _check_optimizer(optimizer: Optimizer, plan: Plan) -> None:
         for name, layout in plan.division.homes.items()
         if not all(isinstance(p, Broadcast) for p in layout.placements)
     ]
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"{type(optimizer).__name__} evaluates the loss itself, several times a "
+            "step, which does not go with plan=: use another optimizer"
+        )
     found = verdict(optimizer)
     if split and not found.elementwise:
         raise ValueError(

@@ -1,76 +1,101 @@
-"""A plan as a value: what was decided for a model, and how good that is."""
+"""A plan as a value: printed, kept in a file, compared, questioned, edited.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+plan = placet.plan(model, batch, loss, cluster=cluster)
+print(plan)                                       what is where, which bytes move
+plan.save("plan.json"); Plan.load("plan.json")    small, the same again
+plan.diff(other)                                  what another plan does otherwise
+plan.explain(graph, "h.0.mlp.up.weight")          alternatives and their cost
+plan.with_home(graph, "h.0.mlp.up.weight", S(0))  edited by hand, priced again
+"""
 
-from placet.cost.objective import Unit
-from placet.placement.cluster import Cluster
-from placet.placement.mesh import Mesh
-from placet.program.division import Division
-from placet.program.graph import TensorMeta
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from placet.errors import PlanError
+from placet.placement.layout import Layout
+from placet.placement.placement import Placement
+from placet.planner.explain import explain
+from placet.planner.plan_data import PlanData
+from placet.planner.plan_diff import diff
+from placet.planner.plan_edit import edited, with_home, with_signature
+from placet.planner.plan_json import data_of, to_json
+from placet.planner.plan_text import plan_text
+from placet.program.graph import Graph
+from placet.program.signature import Signature
 
 
 @dataclass(frozen=True)
-class MeshTried:
-    """One factorisation of the ranks.
-
-    Args:
-        cost: of the best plan on it; None if it was left out, because its bound shows
-            that it cannot win, or because nothing on it fits.
-        bound: no plan on it costs less.
-    """
-
-    mesh: Mesh
-    cost: float | None
-    bound: float
-
-
-@dataclass(frozen=True)
-class Plan:
+class Plan(PlanData):
     """How a model's training step is divided over the ranks of a mesh.
 
-    Args:
-        division: signatures of operators, homes of states, boxings.
-        unit: what the search had least of: bytes (mean received per rank and step), or
-            seconds.
-        cost, bound: of this plan, and of any plan on any mesh that was tried.
-        is_complete: false if a time limit ended the search.
-        solver: which search found it.
-        search_seconds: of capturing, building the problem, and solving.
-        memory_limit_bytes: what each rank may hold; None for no limit.
-        memory_bytes: what the fullest rank holds at its peak, as predicted.
-        fingerprint: of the captured model; a plan works for no other.
-        batch: shape and dtype of each tensor of the batch it is for.
-        precision: that the step was captured in.
-        cluster: the links it was priced with; None if in bytes alone.
-        meshes: the factorisations that were tried.
-        notes: what the planner wants people to know.
+    Made by `placet.plan` or `Plan.load`; see `PlanData` for what it holds.
     """
 
-    division: Division
-    unit: Unit
-    cost: float
-    bound: float
-    is_complete: bool
-    solver: str
-    search_seconds: Mapping[str, float]
-    memory_limit_bytes: float | None
-    memory_bytes: float
-    fingerprint: str
-    batch: tuple[TensorMeta, ...]
-    precision: str = "fp32"
-    cluster: Cluster | None = None
-    meshes: tuple[MeshTried, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    def __str__(self) -> str:
+        return plan_text(self)
 
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh that it is for."""
-        return self.division.mesh
+    def save(self, path: Path | str) -> None:
+        """Write the plan to a file that `load` reads."""
+        Path(path).write_text(to_json(self))
 
-    @property
-    def gap(self) -> float:
-        """How much dearer it can be than the best plan, relative to the bound."""
-        if self.cost <= self.bound * (1 + 1e-9):
-            return 0.0
-        return (self.cost - self.bound) / self.bound if self.bound > 0 else float("inf")
+    @staticmethod
+    def load(path: Path | str) -> "Plan":
+        """Read a plan.
+
+        Raises:
+            PlanError: no such file, or no plan in it.
+        """
+        try:
+            text = Path(path).read_text()
+        except OSError as error:
+            raise PlanError(f"{path}: {error.strerror}") from error
+        return Plan.from_json(text)
+
+    def to_json(self) -> str:
+        """The plan as text."""
+        return to_json(self)
+
+    @staticmethod
+    def from_json(text: str) -> "Plan":
+        """The plan that `to_json` has written.
+
+        Raises:
+            PlanError: no plan, or one of another version.
+        """
+        return Plan(**data_of(text))
+
+    def diff(self, other: "Plan") -> str:
+        """What another plan does otherwise, as text; "" if nothing."""
+        return diff(self, other)
+
+    def explain(self, graph: Graph, name: str) -> str:
+        """The alternatives for an operator, tensor or parameter, and what they cost.
+
+        Args:
+            graph: normalised, as `placet.planner.planning.graph_for` gives it.
+
+        Raises:
+            ValueError: nothing has that name.
+        """
+        return explain(self, graph, name)
+
+    def with_signature(
+        self, graph: Graph, name: str, signatures: Sequence[Signature]
+    ) -> "Plan":
+        """The plan with other signatures of an operator, one per axis; priced again.
+
+        Raises:
+            ValueError: no such operator, or signatures that it does not have.
+        """
+        return edited(self, graph, with_signature(self, graph, name, signatures))
+
+    def with_home(
+        self, graph: Graph, name: str, home: Layout | Sequence[Placement]
+    ) -> "Plan":
+        """The plan with a parameter or buffer stored elsewhere; priced again.
+
+        Raises:
+            ValueError: no such state, or a layout that does not fit it.
+        """
+        return edited(self, graph, with_home(self, graph, name, home))

@@ -11,7 +11,7 @@ the cheapest of all; the bound is the least of all meshes'
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -32,7 +32,9 @@ from placet.planner.classes import find_classes
 from placet.planner.decide import decide
 from placet.planner.meshes import Meshes, meshes_of, search_meshes
 from placet.planner.pins import Pin
-from placet.planner.plan import MeshTried, Plan
+from placet.planner.plan import Plan
+from placet.planner.plan_data import MeshTried
+from placet.planner.plan_text import moves_of, work_of
 from placet.planner.problem import Problem, Solution, evaluate
 from placet.planner.storage import Storage, storage_of
 from placet.program.capture import Captured, LossFunction, Precision, capture
@@ -147,7 +149,21 @@ def plan(
         storage_of(optimizer),
         time_limit_seconds,
     )
-    return search(captured, graph, wanted, time.monotonic() - began, tell)
+    found = search(captured, graph, wanted, time.monotonic() - began, tell)
+    return replace(found, precision=precision)
+
+
+def graph_for(
+    model: nn.Module,
+    sample_batch: Any,
+    loss: LossFunction | None = None,
+    *,
+    num_ranks: int,
+    precision: Precision = "fp32",
+) -> Graph:
+    """The graph that a plan divides; what `Plan.explain` and its edits ask for."""
+    captured = capture(model, sample_batch, loss, precision=precision)
+    return normalise(captured.graph, num_ranks)
 
 
 def search(
@@ -192,8 +208,9 @@ def search(
         raise _does_not_fit(wanted, found)
     mesh, solution = found.solutions[found.best]
     assert solution.assignment is not None
+    division = decide(found.problem, mesh, solution.assignment)
     return Plan(
-        decide(found.problem, mesh, solution.assignment),
+        division,
         wanted.unit,
         solution.cost,
         found.bound,
@@ -207,6 +224,8 @@ def search(
         cluster=wanted.cluster,
         meshes=tuple(_tried(*pair) for pair in found.solutions),
         notes=(*solution.notes, *replicated_notes(graph)),
+        work=work_of(graph, division),
+        moves=moves_of(graph, division),
     )
 
 

@@ -67,7 +67,7 @@ def uses_of(graph: Graph, division: Division) -> dict[str, Use]:
 def route(graph: Graph, division: Division, price: StepPrice) -> Division:
     """The division with the cheapest boxings filled in."""
     uses = uses_of(graph, division)
-    domains = _domains(graph, uses, price)
+    domains = domains_of(graph, uses, price)
     boxings = {}
     for name, use in uses.items():
         domain = domains[graph.tensors[name]]
@@ -79,7 +79,7 @@ def route(graph: Graph, division: Division, price: StepPrice) -> Division:
     return replace(division, boxings=boxings, again={})
 
 
-def _domains(
+def domains_of(
     graph: Graph, uses: Mapping[str, Use], price: StepPrice
 ) -> dict[TensorMeta, Domain]:
     """A domain for each kind of tensor, of the placements that occur."""

@@ -2,50 +2,244 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import LBFGS, SGD, Adam, Muon, Optimizer
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import TensorDataset
 
-from placet.job.data import Data
+from placet.errors import NonFiniteLoss, PlanError
+from placet.job.checkpoint import Checkpoints
+from placet.job.events import Event, StepDone
 from placet.job.job import Job
+from placet.job.plan_job import first_batch
 from placet.placement.mesh import Mesh
-from placet.planner.planning import plan
-from placet.planner.pins import Pin
 from placet.placement.placement import S
-from tests.job.trial import Trial, assert_same_run, train_on
+from placet.planner.pins import Pin
+from placet.planner.planning import plan
+from placet.wire.interface import Wire
+from testing.ranks import run_ranks, run_threads
+from tests.job.trial import Trial, assert_same_run, train, train_on
+
+SPLIT = Pin("*.weight", home=S(0), axis="a")
+
 
 class Mlp(nn.Module):
+    """Two layers and a norm, with a buffer that each step changes."""
+
     def __init__(self) -> None:
         super().__init__()
         self.up = nn.Linear(5, 12)
         self.norm = nn.LayerNorm(12)
         self.down = nn.Linear(12, 5)
+        self.register_buffer("seen", torch.zeros(12, dtype=torch.float64))
+        self.seen: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.norm(F.gelu(self.up(x))))
+        hidden = F.gelu(self.up(x))
+        if self.training:
+            self.seen.add_(hidden.detach().sum(0))
+        out: Tensor = self.down(self.norm(hidden))
+        return out
 
 
-def planned(trial: Trial, mesh: str, **options) -> Trial:
-    model, data = trial.made_model(), trial.made_data()
-    from placet.job.plan_job import first_batch
-    made = plan(model, first_batch(data), trial.made_loss(), mesh=Mesh(mesh), objective="bytes", time_limit_seconds=5.0, **options)
+class ConvNet(nn.Module):
+    """A convolution, normalised over the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 6, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm1d(6)
+        self.head = nn.Linear(30, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = F.relu(self.norm(self.conv(x[:, None])))
+        out: Tensor = self.head(hidden.flatten(1))
+        return out
+
+
+def sgd(model: nn.Module) -> Optimizer:
+    return SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def adam(model: nn.Module) -> Optimizer:
+    return Adam(model.parameters(), lr=0.02)
+
+
+def planned(trial: Trial, mesh: str, *pins: Pin) -> Trial:
+    """The trial with a plan."""
+    made = plan(
+        trial.made_model(),
+        first_batch(trial.made_data()),
+        trial.made_loss(),
+        mesh=Mesh(mesh),
+        objective="bytes",
+        pins=pins,
+        time_limit_seconds=5.0,
+    )
     return replace(trial, bytes_vary=True, options={**trial.options, "plan": made})
 
-def sgd(model): return SGD(model.parameters(), lr=0.1, momentum=0.9)
-def adam(model): return Adam(model.parameters(), lr=0.02)
 
-@pytest.mark.parametrize("mesh", ["a=2", "a=2, b=2"])
-@pytest.mark.parametrize("make", [sgd, adam])
-@pytest.mark.parametrize("masked", [False, True])
-def test_planned(mesh, make, masked):
-    trial = Trial(Mlp, make, steps=6, masked=masked, options={"clip_norm": 0.5, "scheduler": lambda o: StepLR(o, 2, 0.5)})
-    alone = train_on(1, trial)[0]
-    two = planned(trial, mesh, pins=[Pin("*.weight", home=S(0), axis="a")])
-    for one in train_on(Mesh(mesh).num_ranks, two):
+def halving(optimizer: Optimizer) -> StepLR:
+    return StepLR(optimizer, 2, 0.5)
+
+
+def trial_of(model: Callable[[], nn.Module], make: Any, **others: Any) -> Trial:
+    """A trial whose sixth step is past an epoch's short last batch."""
+    options = {"clip_norm": 0.5, "scheduler": halving}
+    return Trial(model, make, steps=6, options=options, **others)
+
+
+@pytest.mark.parametrize(
+    ("model", "make", "mesh"),
+    [
+        (Mlp, sgd, "a=2, b=2"),
+        (Mlp, adam, "a=2"),
+        (ConvNet, sgd, "a=2"),
+        (ConvNet, adam, "a=2, b=2"),
+    ],
+)
+def test_as_one_rank(model: Any, make: Any, mesh: str) -> None:
+    trial = trial_of(model, make)
+    (alone,) = train_on(1, trial)
+    for one in train_on(Mesh(mesh).num_ranks, planned(trial, mesh, SPLIT)):
         assert_same_run(one, alone, tolerance=1e-9)
+
+
+def test_masked_targets() -> None:
+    trial = trial_of(Mlp, adam, masked=True)
+    (alone,) = train_on(1, trial)
+    for one in train_on(2, planned(trial, "a=2")):
+        assert_same_run(one, alone, tolerance=1e-9)
+
+
+@pytest.mark.procs
+def test_as_one_rank_in_processes() -> None:
+    trial = Trial(Mlp, adam, steps=5)
+    (alone,) = train_on(1, trial)
+    for one in run_ranks(2, train, planned(trial, "a=2", SPLIT)):
+        assert one is not None
+        assert_same_run(one, alone, tolerance=1e-9)
+
+
+def moved(wire: Wire, trial: Trial) -> tuple[Any, Any]:
+    """A step's bytes, as counted and as the program says."""
+    job = make_job(wire, trial)
+    seen: list[tuple[int, int]] = []
+
+    def watch(_: Job, event: Event) -> None:
+        if isinstance(event, StepDone):
+            seen.append((event.sent_bytes, event.received_bytes))
+
+    watch.reads_parameters = False  # type: ignore[attr-defined]
+    job.callbacks.append(watch)
+    job.fit(2)
+    assert not job.training.ledger.mismatched
+    program = job.program
+    return seen, (program.sent_bytes(job.rank), program.received_bytes(job.rank))
+
+
+def make_job(wire: Wire, trial: Trial, **others: Any) -> Job:
+    """A job of a trial."""
+    model = trial.made_model()
+    options = {**trial.options, **others}
+    optimizer = options.pop("optimizer", trial.optimizer)(model)
+    loss = options.pop("loss", trial.made_loss())
+    return Job(model, loss, optimizer, trial.made_data(), wire=wire, **options)
+
+
+def test_the_ledger_is_the_program() -> None:
+    trial = planned(trial_of(Mlp, adam), "a=2, b=2", SPLIT)
+    for seen, said in run_threads(4, moved, trial):
+        assert seen == [said] * 2
+
+
+def refused(wire: Wire, trial: Trial, others: dict[str, Any]) -> str:
+    """The message with which a job is refused."""
+    with pytest.raises((ValueError, PlanError)) as caught:
+        make_job(wire, trial, **others)
+    return str(caught.value)
+
+
+def muon(model: nn.Module) -> Optimizer:
+    return Muon([p for p in model.parameters() if p.dim() == 2])
+
+
+def lbfgs(model: nn.Module) -> Optimizer:
+    return LBFGS(model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"zero": 1}, "zero=1 does not go with plan="),
+        ({"accumulate": 2}, "accumulate=2 does not go"),
+        ({"precision": "fp16"}, "use 'bf16'"),
+        ({"optimizer": muon}, "needs whole tensors"),
+        ({"optimizer": lbfgs}, "evaluates the loss itself"),
+        ({"loss": lambda m, b: m(b[0]).square().mean()}, "another model or loss"),
+        ({"plan": "none.json"}, "No such file"),
+    ],
+)
+def test_what_does_not_go_with_a_plan(others: dict[str, Any], message: str) -> None:
+    trial = planned(trial_of(Mlp, sgd), "a=2", SPLIT)
+    for text in run_threads(2, refused, trial, others):
+        assert message in text
+
+
+def test_a_plan_for_others_is_refused() -> None:
+    trial = planned(trial_of(Mlp, sgd), "a=2", SPLIT)
+    assert "start it with -n 2" in run_threads(1, refused, trial, {})[0]
+    small = replace(trial, rows=8)
+    assert "the plan is for batches of" in run_threads(2, refused, small, {})[0]
+
+
+def spoiled(wire: Wire, trial: Trial) -> str:
+    """What a job says whose loss is not a number in the second step."""
+    job = make_job(wire, trial)
+
+    def spoil(job: Job, event: Event) -> None:
+        if isinstance(event, StepDone):
+            with torch.no_grad():
+                job.training.parts["down.bias"].fill_(float("nan"))
+
+    job.callbacks.append(spoil)
+    with pytest.raises(NonFiniteLoss) as caught:
+        job.fit(3)
+    return str(caught.value)
+
+
+def test_a_loss_that_is_no_number() -> None:
+    trial = planned(Trial(Mlp, sgd), "a=2")
+    for text in run_threads(2, spoiled, trial):
+        assert text.startswith("step 2: the loss is nan")
+
+
+def resumed(wire: Wire, trial: Trial, folder: str, load: bool, steps: int) -> Any:
+    """A job that goes on from a checkpoint, or writes one."""
+    job = make_job(wire, trial, checkpoints=Checkpoints(folder))
+    if load:
+        job.load(folder)
+    job.fit(steps)
+    state = {n: p.detach().clone() for n, p in job.model.named_parameters()}
+    return state, {n: b.clone() for n, b in job.model.named_buffers()}
+
+
+@pytest.mark.procs
+@pytest.mark.parametrize("first_planned", [True, False])
+def test_checkpoints_go_both_ways(first_planned: bool, tmp_path: Path) -> None:
+    plain = trial_of(Mlp, adam)
+    two = planned(plain, "a=2", SPLIT)
+    first, then = (two, plain) if first_planned else (plain, two)
+    ranks = (2, 1) if first_planned else (1, 2)
+    run_ranks(ranks[0], resumed, first, str(tmp_path), False, 3)
+    found = run_ranks(ranks[1], resumed, then, str(tmp_path), True, 6)
+    want = run_threads(1, resumed, plain, str(tmp_path / "other"), False, 6)[0]
+    assert found[0] is not None
+    for ours, theirs in zip(found[0], want, strict=True):
+        for name in theirs:
+            torch.testing.assert_close(ours[name], theirs[name], atol=1e-9, rtol=1e-9)
