@@ -180,7 +180,7 @@ def gathered_again(
     """
     uses = uses_of(graph, division)
     boxings, again = dict(division.boxings), dict(division.again)
-    wanted = set(division.boxings if names is None else names)
+    wanted = set(division.boxings if names is None else names) - set(graph.inputs)
     for name in [n for n in division.boxings if n in wanted]:
         reads, steps = uses[name].reads, division.boxings[name]
         late = [r.layout for r in reads if r.phase == "backward"]

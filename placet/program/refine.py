@@ -149,7 +149,10 @@ class _Schedule:
         if step.tensor in self.graph.inputs and _is_cut(step.dst):
             self.batch[name] = self.wiring.layouts[name]
             return
-        if name not in self._sent:
+        if step.output in self._gathers:
+            self._close()
+            self._gather_ahead(step)
+        elif name not in self._sent:
             self._order(step)
         self._close()
         self._arrived.add(name)
@@ -159,20 +162,14 @@ class _Schedule:
         self._want(step.input)
         if step.input in self._fresh:
             self._close()
-        if step.output in self._gathers:
-            self._gather_ahead(step)
-        elif step.output not in self._sent:
-            self._send((step,))
+        self._send((step,))
 
     def _gather_ahead(self, step: Step) -> None:
-        """Send a state's boxing, and that of the state that is read next."""
-        at = self._gathers.index(step.output)
-        for name in self._gathers[at : at + 2]:
-            if name not in self._sent:
-                gather = self.wiring.steps[name]
-                if gather.input in self._fresh:
-                    self._close()
-                self._send((gather,))
+        """Send the boxings of an op's states, and those of the next op that has any."""
+        at = self._gathers[step.output]
+        for name, place in self._gathers.items():
+            if at <= place <= at + 1 and name not in self._sent:
+                self._send((self.wiring.steps[name],))
 
     def _send_on(self, name: str) -> None:
         """Order the boxings that move a tensor that has just been made."""
@@ -261,18 +258,21 @@ def _views_of_states(graph: Graph, wiring: Wiring) -> tuple[Op, ...]:
     return tuple(reversed(kept))
 
 
-def _gathers(graph: Graph, wiring: Wiring, states: Collection[str]) -> list[str]:
-    """The boxings that begin at a state, in the order in which they are first read."""
-    first: dict[str, None] = {}
+def _gathers(graph: Graph, wiring: Wiring, states: Collection[str]) -> dict[str, int]:
+    """The boxings that begin at a state -> the how-manieth op with such reads it."""
+    found: dict[str, int] = {}
+    place = 0
     for op in graph.ops:
+        known = len(found)
         for i in range(len(op.inputs)):
             name = wiring.reads[op.name, i]
             step = wiring.steps.get(name)
             while step is not None and step.input not in states:
                 step = wiring.steps.get(step.input)
             if step is not None and step.moves:
-                first.setdefault(step.output)
-    return list(first)
+                found.setdefault(step.output, place)
+        place += len(found) > known
+    return found
 
 
 def _finished(graph: Graph, wiring: Wiring, schedule: _Schedule) -> tuple[Node, ...]:

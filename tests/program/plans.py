@@ -18,6 +18,8 @@ from placet.wire.interface import Wire
 from recipes.char_gpt import GPT
 from testing.ranks import run_threads
 from tests.job.models import ConvNet
+from tests.program.planned_programs import data_parallel, grid, states_at_home
+from tests.program.planned_programs import printed as of_plan
 
 FOLDER = Path(__file__).parents[1] / "plans"
 
@@ -51,6 +53,9 @@ def char_gpt(**options: Any) -> str:
 PLANS: dict[str, Callable[[], str]] = {
     **{f"char_gpt_zero{z}": partial(char_gpt, zero=z) for z in range(4)},
     "batch_norm_accumulate": partial(printed, ConvNet, accumulate=2, zero=2),
+    "planned_data_parallel": lambda: of_plan(data_parallel()),
+    "planned_states_at_home": lambda: of_plan(states_at_home()),
+    "planned_grid": lambda: of_plan(grid()),
 }
 
 
