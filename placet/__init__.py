@@ -26,6 +26,9 @@ if _typing.TYPE_CHECKING:
     from placet.placement.mesh import Mesh
     from placet.placement.placed import Placed
     from placet.placement.placement import B, P, S
+    from placet.planner.pins import Pin
+    from placet.planner.plan import Plan
+    from placet.planner.planning import plan
     from placet.program.program import Program
 
 __all__ = [
@@ -38,11 +41,14 @@ __all__ = [
     "Layout",
     "Mesh",
     "P",
+    "Pin",
     "Placed",
+    "Plan",
     "Program",
     "S",
     "launch",
     "place",
+    "plan",
 ]
 
 _HOMES = {
@@ -55,11 +61,14 @@ _HOMES = {
     "Layout": "placet.placement.layout",
     "Mesh": "placet.placement.mesh",
     "P": "placet.placement.placement",
+    "Pin": "placet.planner.pins",
     "Placed": "placet.placement.placed",
+    "Plan": "placet.planner.plan",
     "Program": "placet.program.program",
     "S": "placet.placement.placement",
     "launch": "placet.job.launch",
     "place": "placet.job.place",
+    "plan": "placet.planner.planning",
 }
 
 

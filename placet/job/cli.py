@@ -23,6 +23,7 @@ BAD_INPUT = 2
 
 DONE_BY = {
     "train": "placet.job.train",
+    "plan": "placet.job.plan_command",
     "report": "placet.job.report",
     "lab": "placet.job.lab_command",
     "calibrate": "placet.job.calibrate",
@@ -114,6 +115,16 @@ def train(
             show_default=False,
         ),
     ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE|auto",
+            help="Train by a plan that `placet plan` has written, on as many workers "
+            "as it is for; or plan now.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Train a recipe on local workers and report on it.
 
@@ -129,7 +140,104 @@ def train(
     if not launched and ranks is not None and ranks > 1:
         start_forkserver(ranks)  # its import of torch runs beside our own
     code = _done_by("train", "train")(
-        recipe, ranks, settings or (), resume, run_dir, cluster
+        recipe, ranks, settings or (), resume, run_dir, cluster, plan
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def plan(
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help="The name of a recipe, or path/to/file.py:function for your own.",
+            show_default=False,
+        ),
+    ],
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|NAME",
+            help="The hosts and links to plan for, of any size: a file as `placet "
+            "calibrate` writes it, or lab, gpus16, nodes128x8. (default: this machine)",
+            show_default=False,
+        ),
+    ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--ranks",
+            help="Ranks on this machine. (default: one a core or GPU)",
+            show_default=False,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Set a parameter of the recipe; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="What each rank may hold, such as 8GiB. (default: no limit)",
+            show_default=False,
+        ),
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXES",
+            help="The only mesh to try, such as 'data=2, model=4'. (default: all)",
+            show_default=False,
+        ),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="What the plan has least of: seconds or bytes.")
+    ] = "seconds",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the plan here, as JSON.", show_default=False
+        ),
+    ] = None,
+    explain: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Show the alternatives for a parameter, operator or tensor, and what "
+            "each would cost.",
+            show_default=False,
+        ),
+    ] = None,
+    time_limit_seconds: Annotated[
+        float, typer.Option(help="The search ends after so long.")
+    ] = 60.0,
+) -> None:
+    """Find how a recipe is best divided over a cluster; nothing is trained.
+
+    \b
+    placet plan char_gpt -n 4 --objective bytes
+    placet plan char_gpt --cluster nodes128x8 --memory 16GiB --out plan.json
+    placet train char_gpt --plan plan.json
+    """
+    code = _done_by("plan", "question")(
+        recipe,
+        settings or (),
+        cluster=cluster,
+        num_ranks=ranks,
+        memory=memory,
+        mesh=mesh,
+        objective=objective,
+        out=out,
+        explained=explain,
+        time_limit_seconds=time_limit_seconds,
     )
     raise typer.Exit(code)
 

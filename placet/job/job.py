@@ -41,9 +41,9 @@ from placet.job.large import Deferred
 from placet.job.loader import BatchPart, MicroBatch, Position, part_loader
 from placet.job.mean import loss_and_count
 from placet.job.own_loop import OwnLoop
-from placet.job.plan_job import build_planned, loaded_plan, share_of
+from placet.job.plan_job import build_planned, share_of
 from placet.job.record import Recorder
-from placet.job.session import current_wire
+from placet.job.session import current_plan, current_wire
 from placet.job.setup import (
     MakesOptimizer,
     Settings,
@@ -86,7 +86,7 @@ class Job(OwnLoop):
         accumulate: micro-batches per step and rank.
         clip_norm: clip gradients to this global norm.
         precision: "bf16" and "fp16" run the loss under autocast.
-        plan: where every tensor is, from `placet.plan`; or the name of its file.
+        plan: where every tensor is, from `placet.plan`; or its file; or "auto".
         compile: have Inductor compile the plan's segments.
         scheduler: a torch scheduler, or a function optimizer -> scheduler; stepped once
             a step.
@@ -146,7 +146,7 @@ class Job(OwnLoop):
             folder, every = self.run_dir / "checkpoints", evaluate_every or None
             checkpoints = Checkpoints(folder, every)
         self.checkpoints = checkpoints
-        plan = None if plan is None else loaded_plan(plan)
+        plan = current_plan() if plan is None else plan
         self.settings = Settings(
             zero=zero,
             accumulate=accumulate,

@@ -8,6 +8,7 @@ and planned when they first come, with all homes as they are. Rank 0 plans and t
 others, so that all do the same.
 """
 
+import hashlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,6 +31,7 @@ from placet.job.setup import (
     made,
 )
 from placet.job.split import moved
+from placet.placement.cluster import Cluster
 from placet.placement.layout import Layout
 from placet.placement.placement import Broadcast
 from placet.planner.build import build_problem
@@ -37,6 +39,7 @@ from placet.planner.classes import find_classes
 from placet.planner.decide import decide
 from placet.planner.plan import Plan
 from placet.planner.plan_edit import objective_of
+from placet.planner.planning import plan as make_plan
 from placet.planner.search import solve
 from placet.planner.storage import storage_of
 from placet.program.capture import Captured, LossFunction, Precision, capture
@@ -47,6 +50,9 @@ from placet.run.optimizers import verdict
 from placet.run.planned_training import Divided, PlannedTraining, start_planned
 from placet.run.training import Training
 from placet.wire.interface import Wire
+
+AUTO = "auto"
+"""In the place of a plan: plan now."""
 
 _tracing = Lock()
 """torch traces one step at a time; ranks that are threads take turns."""
@@ -59,7 +65,7 @@ def build_planned(
     optimizer: Optimizer | MakesOptimizer | None,
     data: Data | None,
     settings: Settings,
-    plan: Plan,
+    plan: Plan | Path | str,
     wire: Wire,
     *,
     compile: bool = False,
@@ -71,13 +77,24 @@ def build_planned(
         ValueError: settings or an optimizer that do not go with a plan.
         RanksDiffer: ranks were started with different parameters, code or settings.
     """
-    model = _checked(source, loss, data, settings, plan, wire)
+    model = _checked(source, loss, data, settings)
     assert data is not None
     model.to(home())
     used = made(optimizer, model)
-    _check_optimizer(used, plan)
-    check_same_everywhere(model, used, settings, wire)
     batch = moved(first_batch(data, settings.seed), home())
+    if plan == AUTO:
+        check_same_everywhere(model, used, settings, wire)
+        plan = _planned_now(model, loss, batch, used, settings, wire)
+    elif not isinstance(plan, Plan):
+        plan = Plan.load(plan)
+    if plan.mesh.num_ranks != wire.num_ranks:
+        raise PlanError(
+            f"the plan is for {plan.mesh!r}, {plan.mesh.num_ranks} ranks; this job has "
+            f"{wire.num_ranks}: start it with -n {plan.mesh.num_ranks}, or plan again"
+        )
+    _check_optimizer(used, plan)
+    mark = hashlib.sha256(plan.to_json().encode()).hexdigest()[:16]
+    check_same_everywhere(model, used, replace(settings, plan=mark), wire)
     divides = _Divides(model, loss, settings, plan, used, wire)
     return start_planned(
         name,
@@ -90,6 +107,31 @@ def build_planned(
         seed=settings.seed,
         compile=compile,
     )
+
+
+def _planned_now(
+    model: nn.Module,
+    loss: LossFunction | None,
+    batch: Any,
+    optimizer: Optimizer,
+    settings: Settings,
+    wire: Wire,
+) -> Plan:
+    """Rank 0's plan, on every rank."""
+    found = b""
+    if wire.rank == 0:
+        with _tracing:
+            planned = make_plan(
+                model,
+                batch,
+                loss,
+                cluster=wire.cluster or Cluster.here(wire.num_ranks),
+                optimizer=optimizer,
+                precision=cast(Precision, settings.precision),
+            )
+        found = planned.to_json().encode()
+    told = wire.exchange(found, key="plan")[0]
+    return Plan.from_json(told.decode())
 
 
 def first_batch(data: Data, seed: int = 0) -> Any:
@@ -205,8 +247,6 @@ def _checked(
     loss: LossFunction | None,
     data: Data | None,
     settings: Settings,
-    plan: Plan,
-    wire: Wire,
 ) -> nn.Module:
     """The model, if the settings go with a plan."""
     if not isinstance(source, nn.Module):
@@ -231,11 +271,6 @@ def _checked(
     if settings.precision == "fp16":
         raise ValueError(
             "precision='fp16' does not go with plan=: use 'bf16', and plan with it"
-        )
-    if plan.mesh.num_ranks != wire.num_ranks:
-        raise PlanError(
-            f"the plan is for {plan.mesh!r}, {plan.mesh.num_ranks} ranks; this job has "
-            f"{wire.num_ranks}: start it with -n {plan.mesh.num_ranks}, or plan again"
         )
     return source
 
@@ -266,8 +301,3 @@ def share_of(training: Training | PlannedTraining) -> tuple[int, int]:
     if isinstance(training, PlannedTraining):
         return 0, 1
     return training.wire.rank, training.wire.num_ranks
-
-
-def loaded_plan(plan: Plan | str | Path) -> Plan:
-    """A plan, read from its file if it is a path."""
-    return plan if isinstance(plan, Plan) else Plan.load(plan)

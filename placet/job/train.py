@@ -14,18 +14,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from placet.errors import RankFailed
+from placet.errors import PlanError, RankFailed
 from placet.job import interrupt, session
 from placet.job.checkpoint_folder import newest
 from placet.job.checkpoint_format import MANIFEST_FILE
 from placet.job.console import Terminal
 from placet.job.job import Job
 from placet.job.launch import launch
+from placet.job.plan_job import AUTO
 from placet.job.process import die_with_parent
 from placet.job.recipes import Recipe, absolute_target, find_recipe, read_settings
 from placet.job.report import render
 from placet.job.worker import without_own_frames
 from placet.placement.cluster import Cluster
+from placet.planner.plan import Plan
 from placet.settings import RUN_DIR, Worker, run_dir, set_run_dir, worker
 
 RUNS = Path("runs")
@@ -41,12 +43,14 @@ class Request:
         assignments: the `--set` texts.
         checkpoint: what to go on from, or None.
         cluster: the links between the workers, where they were measured.
+        plan: the file of the job's plan, or "auto".
     """
 
     target: str
     assignments: tuple[str, ...]
     checkpoint: str | None
     cluster: Cluster | None = None
+    plan: str | None = None
 
 
 def train(
@@ -56,6 +60,7 @@ def train(
     resume: str | None,
     folder: Path | None,
     cluster_file: Path | None = None,
+    plan: str | None = None,
 ) -> int:
     """Train, print and report; the exit code for the shell.
 
@@ -66,18 +71,24 @@ def train(
         resume: a run's folder, or "latest".
         folder: the new run's folder; None: one in ./runs, named after recipe and time.
         cluster_file: the links between the workers; guessed if left out.
+        plan: the file of the job's plan, or "auto".
     """
     try:
         place = worker()
+        if plan not in (None, AUTO):
+            made = Plan.load(plan)
+            plan = str(Path(plan).resolve())
+            if num_ranks is None and place is None:
+                num_ranks = made.mesh.num_ranks
         _check_num_ranks(num_ranks, place)
         recipe = find_recipe(target)
         read_settings(recipe, assignments)
         checkpoint = None if resume is None else str(_checkpoint_of(resume, recipe))
         cluster = None if cluster_file is None else _cluster(cluster_file)
         target = absolute_target(target)
-        request = Request(target, tuple(assignments), checkpoint, cluster)
+        request = Request(target, tuple(assignments), checkpoint, cluster, plan)
         folder = _make_folder(folder, recipe, place)
-    except ValueError as error:
+    except (ValueError, PlanError) as error:
         print(f"placet: {error}", file=sys.stderr, flush=True)
         return BAD_INPUT
     if place is not None:
@@ -104,6 +115,7 @@ def run_recipe(request: Request) -> None:
     """Make the recipe's job on this rank and train it to its end."""
     recipe = find_recipe(request.target)
     session.use_cluster(request.cluster)
+    session.use_plan(request.plan)
     job = make_job(recipe, request)
     with Terminal(is_shown=job.rank == 0) as terminal:
         job.callbacks.insert(0, terminal)

@@ -91,7 +91,9 @@ def _axes_text(division: Division, name: str) -> str:
 def _header(plan: PlanData) -> list[str]:
     batch = ", ".join(str(list(meta.shape)) for meta in plan.batch)
     what = "received per rank and step" if plan.unit == "bytes" else "a step"
-    good = "no plan is cheaper" if plan.gap == 0 else f"at most {plan.gap:.1%} too dear"
+    good = f"none is below {cost_text(plan.bound, plan.unit)}"
+    if plan.gap <= 1:
+        good = f"at most {plan.gap:.1%} too dear" if plan.gap else "no plan is cheaper"
     lines = [
         f"plan on {plan.mesh!r} for a batch of {batch}, {plan.precision}",
         f"  cost     {cost_text(plan.cost, plan.unit)} {what} ({good})",
