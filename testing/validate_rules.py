@@ -34,6 +34,7 @@ from testing.rule_samples import (
     convolution,
     creation,
     embedding,
+    fallback,
     indexing,
     loss,
     matmul,
@@ -64,10 +65,13 @@ FAMILIES: dict[str, Sequence[Sample]] = {
     "norms": norms.SAMPLES,
     "softmax": softmax.SAMPLES,
     "random": random_samples.SAMPLES,
+    "fallback": fallback.SAMPLES,
 }
 MESHES = (Mesh("x=2"), Mesh("x=3"), Mesh("x=2, y=2"))
 MAX_PAIRS = 40
 """Pairs of signatures that are tried per sample on a mesh of two axes."""
+DIGITS = {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4}
+"""How close results must be, by dtype."""
 FILE = Path(__file__).parents[1] / "tests/program/rules/validated.txt"
 
 
@@ -234,9 +238,9 @@ def assemble(parts: Sequence[Tensor], like: Tensor, layout: Layout) -> Tensor:
 
 def close(a: Tensor, b: Tensor) -> bool:
     """Equal up to rounding, in the digits that the dtype has."""
-    if not a.is_floating_point():
+    if not (a.is_floating_point() or a.is_complex()):
         return torch.equal(a, b)
-    tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}.get(a.dtype, 5e-2)
+    tolerance = DIGITS.get(a.dtype, 5e-2)
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
