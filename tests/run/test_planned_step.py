@@ -65,6 +65,7 @@ def test_processes_give_one_devices_numbers(carrier: Carrier) -> None:
         assert_parts(captured.graph, division, whole, result, rank, atol=1e-9)
 
 
+@pytest.mark.prove  # Inductor takes most of a minute to start
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a compiler")
 def test_compiled_segments_give_the_same() -> None:
@@ -90,7 +91,7 @@ def test_compiled_segments_give_the_same() -> None:
     whole = interpret(captured.graph, states, [batch])
     assert graph.loss is not None
     torch.testing.assert_close(result.loss, whole[graph.loss])
-    for state in graph.states:
+    for state in captured.graph.states:
         assert state.new is not None
         torch.testing.assert_close(result.news[state.name], whole[state.new])
 
