@@ -28,8 +28,8 @@ def test_wrong_numbers_are_seen_by_name_and_rank() -> None:
     first = captured.graph.states[0]
     assert first.new is not None
     spoilt = {**result.news, first.name: result.news[first.name] + 1e-6}
+    wrong = replace(result, news=spoilt)
     with pytest.raises(AssertionError, match=f"{first.name} on rank 1"):
-        wrong = replace(result, news=spoilt)
         assert_parts(captured.graph, division, whole, wrong, 1, atol=1e-9)
 
 
