@@ -31,6 +31,26 @@ DONE_BY = {
     "doctor": "placet.job.doctor",
 }
 
+RecipeName = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="The name of a recipe, or path/to/file.py:function for your own.",
+        show_default=False,
+    ),
+]
+
+SettingTexts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Set a parameter of the recipe; may be repeated. A wrong name lists "
+        "those that there are.",
+        show_default=False,
+    ),
+]
+
 app = typer.Typer(
     name="placet",
     help="Train a plain PyTorch model on the machines you have.",
@@ -61,14 +81,7 @@ def bad_input(error: Exception) -> typer.Exit:
 
 @app.command(epilog=f"Recipes: {', '.join(known_recipes())}")
 def train(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE",
-            help="The name of a recipe, or path/to/file.py:function for your own.",
-            show_default=False,
-        ),
-    ],
+    recipe: RecipeName,
     ranks: Annotated[
         int | None,
         typer.Option(
@@ -78,16 +91,7 @@ def train(
             show_default=False,
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Set a parameter of the recipe; may be repeated. A wrong name lists "
-            "those that there are.",
-            show_default=False,
-        ),
-    ] = None,
+    settings: SettingTexts = None,
     resume: Annotated[
         str | None,
         typer.Option(
@@ -147,14 +151,7 @@ def train(
 
 @app.command()
 def plan(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE",
-            help="The name of a recipe, or path/to/file.py:function for your own.",
-            show_default=False,
-        ),
-    ],
+    recipe: RecipeName,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -173,15 +170,7 @@ def plan(
             show_default=False,
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="NAME=VALUE",
-            help="Set a parameter of the recipe; may be repeated.",
-            show_default=False,
-        ),
-    ] = None,
+    settings: SettingTexts = None,
     memory: Annotated[
         str | None,
         typer.Option(

@@ -158,24 +158,7 @@ class Job(OwnLoop):
             evaluates=self.validation is not None,
             saves=self.checkpoints is not None,
         )
-        if plan is not None:
-            self.training = build_planned(
-                name,
-                model,
-                loss,
-                optimizer,
-                self.data,
-                self.settings,
-                plan,
-                self.wire,
-                compile=compile,
-            )
-        else:
-            self.training = build_training(
-                name, model, optimizer, self.settings, self.wire
-            )
-            model = self.training.model
-            self.forward = global_forward(model, self.training, seed, local_batch_norm)
+        self._place(model, optimizer, plan, compile=compile)
         self.model = self.training.model
         self.optimizer = self.training.optimizer
         self.scheduler = made_scheduler(scheduler, self.optimizer)
@@ -191,6 +174,35 @@ class Job(OwnLoop):
         self._rows = None
         self._stop = self._just_evaluated = self._just_saved = False
         self._began = time.monotonic()
+
+    def _place(
+        self,
+        model: nn.Module | Deferred,
+        optimizer: Optimizer | MakesOptimizer | None,
+        plan: Plan | Path | str | None,
+        *,
+        compile: bool,
+    ) -> None:
+        """Make the training: by a plan, or data-parallel."""
+        name, settings, wire = self.name, self.settings, self.wire
+        if plan is not None:
+            self.training = build_planned(
+                name,
+                model,
+                self.loss,
+                optimizer,
+                self.data,
+                settings,
+                plan,
+                wire,
+                compile=compile,
+            )
+            return
+        training = build_training(name, model, optimizer, settings, wire)
+        self.training = training
+        self.forward = global_forward(
+            training.model, training, settings.seed, settings.local_batch_norm
+        )
 
     @property
     def mesh(self) -> Mesh:

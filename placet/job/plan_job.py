@@ -163,17 +163,17 @@ class _Divides:
 
     def __call__(self, batch: Any) -> Divided:
         precision = cast(Precision, self.settings.precision)
-        loss = self.loss
+        loss, counts = _watched(self.loss)
         with _tracing:
             captured = capture(self.model, batch, loss, precision=precision)
             graph = normalise(captured.graph, self.wire.num_ranks)
         is_first, self.is_first = self.is_first, False
         if captured.fingerprint == self.plan.fingerprint:
             check_names(self.plan.division, graph)
-            return Divided(captured, graph, self.plan.division)
+            return Divided(captured, graph, self.plan.division, *counts[:1])
         if is_first:
             raise _other_step(captured, self.plan)
-        return Divided(captured, graph, self._plan_again(graph))
+        return Divided(captured, graph, self._plan_again(graph), *counts[:1])
 
     def _plan_again(self, graph: Graph) -> Division:
         """A division with the plan's homes: rank 0's, on every rank.
@@ -205,6 +205,21 @@ class _Divides:
                 "no plan for this batch keeps the parameters where they are"
             )
         return decide(problem, plan.mesh, solution.assignment)
+
+
+def _watched(loss: LossFunction | None) -> tuple[LossFunction | None, list[float]]:
+    """A loss function, and the number of targets that it says as a plain number."""
+    counts: list[float] = []
+
+    def watched(model: nn.Module, batch: Any) -> Any:
+        assert loss is not None
+        found = loss(model, batch)
+        is_pair = isinstance(found, tuple) and len(found) == 2
+        if is_pair and isinstance(found[1], int | float):
+            counts.append(float(found[1]))
+        return found
+
+    return (None if loss is None else watched), counts
 
 
 def known_homes(homes: Mapping[str, Layout], graph: Graph) -> dict[str, Layout]:

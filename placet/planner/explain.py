@@ -28,10 +28,15 @@ MAX_ALTERNATIVES = 100
 
 
 def explain(plan: PlanData, graph: Graph, name: str) -> str:
-    """The alternatives for an operator, tensor or parameter, cheapest first."""
+    """The alternatives for an operator, tensor or parameter, cheapest first.
+
+    A module stands for its first operator.
+    """
     states = {s.name: s for s in graph.states} | {s.tensor: s for s in graph.states}
     ops = {op.name: op for op in graph.ops}
     ops |= {n: op for op in graph.ops for n in op.outputs if n is not None}
+    if name not in ops and name not in states:
+        name = next((op.name for op in graph.ops if op.module == name), name)
     if name in states:
         state = states[name]
         shape = graph.tensors[state.tensor].shape

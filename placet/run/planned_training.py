@@ -49,11 +49,16 @@ TOTALS = "totals"
 
 @dataclass(frozen=True)
 class Divided:
-    """A captured step and how it is divided."""
+    """A captured step and how it is divided.
+
+    Args:
+        num_targets: that the loss is the mean of, where the graph does not count them.
+    """
 
     captured: Captured
     graph: Graph
     division: Division
+    num_targets: float | None = None
 
 
 Divides = Callable[[Any], Divided]
@@ -132,7 +137,9 @@ class PlannedTraining:
         states = {**{n: p.detach() for n, p in self.parts.items()}, **self.buffers}
         tensors = kind.divided.captured.flatten(batch)
         result = kind.step(states, tensors, step=self._at)
-        num_targets = num_rows if result.count is None else float(result.count)
+        num_targets = kind.divided.num_targets or float(num_rows)
+        if result.count is not None:
+            num_targets = float(result.count)
         loss = float(result.loss) if num_targets else 0.0
         for name, part in self.parts.items():
             trains = part.requires_grad and num_targets > 0
