@@ -172,7 +172,8 @@ def start(
         if isinstance(lowered.move, AllReduce) and (packed or consume):
             out = payload
         future = wire.submit(lowered.move, payload, key=key, priority=priority, out=out)
-    return Pending(lowered, found, wire.rank, where, future, started, record)
+    held = found if any(lowered.recipe.keeps) or future is None else ()
+    return Pending(lowered, held, wire.rank, where, future, started, record)
 
 
 def run(

@@ -3,6 +3,7 @@
     awaited      before a node: boxings whose results it is the first to read, and those
                  that have travelled long enough                      -> awaited
     last reads   after a node: what no later one reads                -> last_reads
+    in place     boxings that may overwrite their input               -> in_place
 
 The order is fixed, so that the memory of a step is known before it runs.
 
@@ -13,13 +14,36 @@ of a queue travel at once; the next one waits for the oldest. A link that is bus
 busy, because others are still queued behind the one that is waited for.
 """
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
+
+from placet.program.functions.linear import contract, linear
+from placet.program.graph import Graph
 from placet.program.node import Boxing, Node
+from placet.program.refine import Refined
+
+aten = torch.ops.aten
 
 MAX_IN_FLIGHT = 4
 """Boxings of one queue that travel at the same time."""
+
+FRESH: frozenset[Callable[..., Any]] = frozenset(
+    {
+        linear,
+        contract,
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.sum.default,
+        aten.sum.dim_IntList,
+        aten.convolution_backward.default,
+        aten.embedding_dense_backward.default,
+    }
+)
+"""Operators each of whose outputs is memory of its own; others may be views."""
 
 
 def awaited(nodes: Sequence[Node]) -> list[list[str]]:
@@ -54,3 +78,28 @@ def last_reads(nodes: Sequence[Node]) -> list[list[str]]:
                 seen.add(name)
                 found[index].append(name)
     return found
+
+
+def in_place(graph: Graph, refined: Refined) -> frozenset[str]:
+    """The boxings whose one input may be overwritten: nobody else sees its memory.
+
+    An all-reduce of it then needs no memory of its own.
+    """
+    fresh = {
+        name
+        for op in graph.ops
+        if op.target in FRESH
+        for name in op.outputs
+        if name is not None
+    }
+    reads = Counter(refined.wiring.reads.values())
+    reads.update(step.input for step in refined.wiring.steps.values())
+    reads.update(refined.wiring.news.values())
+    reads.update(refined.wiring.results.values())
+    return frozenset(
+        boxing.name
+        for boxing in refined.program.boxings()
+        if len(boxing.inputs) == 1
+        and boxing.inputs[0] in fresh
+        and reads[boxing.inputs[0]] == 1
+    )

@@ -47,12 +47,14 @@ class Binding:
         into: gives tensors that the outputs are to be written into.
         flat: gives the inputs as one flat buffer, in order, in which an all-reduce may
             run; then `source` is not asked and `sink` gets no tensors.
+        consume: the first step may overwrite the inputs.
     """
 
     source: Callable[[], Sequence[Tensor]]
     sink: Callable[[Sequence[Tensor]], None]
     flat: Callable[[], Tensor] | None = None
     into: Callable[[], Sequence[Tensor]] | None = None
+    consume: bool = False
 
 
 class Executor:
@@ -201,6 +203,7 @@ class Executor:
             self.wire,
             key=self._key(state, index),
             priority=state.node.priority,
+            consume=_bound(state).consume and index == 0,
         )
 
     def _key(self, state: "_State", index: int) -> str:

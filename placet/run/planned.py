@@ -17,7 +17,7 @@ from placet.boxing.ledger import Ledger
 from placet.placement.layout import Layout, part_box, relative
 from placet.program.division import Division
 from placet.program.graph import Graph
-from placet.program.lifetimes import awaited, last_reads
+from placet.program.lifetimes import awaited, in_place, last_reads
 from placet.program.node import Boxing, Compute, Node
 from placet.program.refine import Refined
 from placet.run.events import Observer, ignore
@@ -74,8 +74,9 @@ class PlannedStep:
         )
         self._last = last_reads(program.nodes)
         self._awaited = awaited(program.nodes)
+        consuming = in_place(graph, refined)
         for boxing in program.boxings():
-            self._bind(boxing)
+            self._bind(boxing, consume=boxing.name in consuming)
 
     def cut(self, tensor: Tensor, layout: Layout) -> Tensor:
         """This rank's part of a whole tensor; a view."""
@@ -119,14 +120,14 @@ class PlannedStep:
         for name in self._last[index]:
             self._values.pop(name, None)
 
-    def _bind(self, boxing: Boxing) -> None:
+    def _bind(self, boxing: Boxing, *, consume: bool) -> None:
         def source() -> list[Tensor]:
             return [self._values[name] for name in boxing.inputs]
 
         def sink(parts: Sequence[Tensor]) -> None:
             self._values.update(zip(boxing.outputs, parts, strict=True))
 
-        self.executor.bind(boxing.name, Binding(source, sink))
+        self.executor.bind(boxing.name, Binding(source, sink, consume=consume))
 
     def _result(self) -> StepResult:
         values, self._values = self._values, {}

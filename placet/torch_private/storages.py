@@ -63,11 +63,13 @@ class LiveStorages(TorchDispatchMode):
             self._known[key] = reference, name, size
             self._add(name, size)
 
-    def move(self, tensor: Tensor, category: str) -> None:
-        """Count a tensor's storage as something else."""
+    def move(self, tensor: Tensor, category: str, *, only: str) -> None:
+        """Count a tensor's storage as something else, if it counts as `only`."""
         key = storage_key(tensor.untyped_storage())
         with self._lock:
             reference, old, size = self._known[key]
+            if old != only:
+                return
             self._known[key] = reference, category, size
             self.live[old] -= size
             self.live[category] = self.live.get(category, 0) + size
