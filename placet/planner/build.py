@@ -20,7 +20,7 @@ from placet.placement.layout import Layout, replicated
 from placet.placement.mesh import Mesh
 from placet.placement.placement import B, Placement, Split
 from placet.planner.choices import Choices, find_choices
-from placet.planner.pins import Pin, Placed, allowed, select
+from placet.planner.pins import Pin, Placed, allowed, pinned_names, select
 from placet.planner.problem import Node, Problem, Tensor
 from placet.planner.storage import Storage
 from placet.program.graph import Graph, Op, State, TensorMeta
@@ -264,30 +264,21 @@ def _pinned(
     builder: _Nodes, graph: Graph, mesh: Mesh, pins: Sequence[Pin]
 ) -> list[Node]:
     """The nodes, with the choices that the user's pins allow."""
-    modules = {op.name: op.module for op in graph.ops}
-    states = {state.name for state in graph.states}
-    used: set[int] = set()
-    nodes = []
-    for node in builder.nodes:
-        mine = [
-            i
-            for i, pin in enumerate(pins)
-            if (node.name in states or node.name in modules)
-            and pin.matches(
-                node.name, modules.get(node.name, ""), is_state=node.name in states
-            )
-        ]
-        used.update(mine)
-        if mine:
-            kept = allowed([pins[i] for i in mine], node, _placed(builder, node, mesh))
-            node = select(node, kept)
-        nodes.append(node)
-    for i, pin in enumerate(pins):
-        if i not in used:
+    about = [pinned_names(pin, graph) for pin in pins]
+    for pin, names in zip(pins, about, strict=True):
+        if not names:
             raise ValueError(
                 f"Pin({pin.pattern!r}) matches no "
                 f"{'state' if pin.home else 'operator'}; {_some_names(pin, graph)}"
             )
+    nodes = []
+    for node in builder.nodes:
+        pairs = zip(pins, about, strict=True)
+        mine = [pin for pin, names in pairs if node.name in names]
+        if mine:
+            kept = allowed(mine, node, _placed(builder, node, mesh))
+            node = select(node, kept)
+        nodes.append(node)
     return nodes
 
 

@@ -1,15 +1,15 @@
 """What a user decides for the planner: pins and forbidden placements.
 
     Pin("h.*.mlp.up.weight", "model", home=S(0))    where a parameter is stored
-    Pin("h.*.mlp.up", "model", output=S(2))         what an operator makes
-    Pin("features.*", input=S(0))                   what an operator reads first
+    Pin("h.*.mlp.up", "model", output=S(2))         what a module makes
+    Pin("features.*", input=S(0))                   what a module reads
     Pin("head", "model", output=P(), forbid=True)   not so
 
-A pattern (as of shells: *, ?) names parameters and buffers, operators, or modules, that
-is all operators of the module and below it. Without an axis a pin holds on all.
+A pattern (as of shells: *, ?) names parameters and buffers, or operators, or modules,
+whose input or output is then pinned. Without an axis a pin holds on all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from placet.placement.placement import Placement
 from placet.planner.problem import Node
+from placet.program.graph import Graph, Op
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Pin:
         pattern: of names.
         axis: of the mesh; None for every axis.
         home: of a parameter or buffer.
-        input: of the first tensor that an operator reads.
+        input: of the first tensor that an operator, or module, reads.
         output: of the first tensor that it makes.
         forbid: the placement shall not be.
 
@@ -55,15 +56,33 @@ class Pin:
         """The one that is pinned or forbidden."""
         return next(p for p in (self.home, self.input, self.output) if p is not None)
 
-    def matches(self, name: str, module: str, *, is_state: bool) -> bool:
-        """Whether it is about a state, or an operator in a module."""
-        if is_state != (self.home is not None):
-            return False
-        if is_state or fnmatchcase(name, self.pattern):
-            return fnmatchcase(name, self.pattern)
-        return fnmatchcase(module, self.pattern) or fnmatchcase(
-            module, f"{self.pattern}.*"
-        )
+
+def pinned_names(pin: Pin, graph: Graph) -> set[str]:
+    """The parameters, buffers and operators that a pin is about.
+
+    A module's output is what its last operator of the forward makes; its input what its
+    first one reads that reads more than parameters.
+    """
+    if pin.home is not None:
+        return {s.name for s in graph.states if fnmatchcase(s.name, pin.pattern)}
+    named = {op.name for op in graph.ops if fnmatchcase(op.name, pin.pattern)}
+    return named or set(_of_modules(pin, graph))
+
+
+def _of_modules(pin: Pin, graph: Graph) -> Iterator[str]:
+    stored = {state.tensor for state in graph.states}
+    inside: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        if op.inputs and set(op.inputs) <= stored:
+            stored.update(name for name in op.outputs if name is not None)
+        elif op.phase == "forward":
+            parts = op.module.split(".")
+            for count in range(1, len(parts) + 1):
+                path = ".".join(parts[:count])
+                if path and fnmatchcase(path, pin.pattern):
+                    inside.setdefault(path, []).append(op)
+    for ops in inside.values():
+        yield ops[0 if pin.input is not None else -1].name
 
 
 def allowed(pins: Sequence[Pin], node: Node, placed: "Placed") -> list[int]:
