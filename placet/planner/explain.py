@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import islice, product
 
 from placet.placement.layout import Layout, check_fits
-from placet.placement.placement import B, Split
+from placet.placement.placement import B, Placement, Split
 from placet.planner.plan_data import PlanData
 from placet.planner.plan_edit import (
     cost_of,
@@ -72,7 +72,10 @@ def explain(plan: PlanData, graph: Graph, name: str) -> str:
 def _homes(
     plan: PlanData, graph: Graph, name: str, shape: tuple[int, ...]
 ) -> Iterator[tuple[object, Division]]:
-    options = [B, *(Split(d) for d, size in enumerate(shape) if size > 1)]
+    options: list[Placement] = [
+        B,
+        *(Split(d) for d, size in enumerate(shape) if size > 1),
+    ]
     for placements in product(options, repeat=len(plan.mesh.axes)):
         layout = Layout(plan.mesh, placements)
         try:

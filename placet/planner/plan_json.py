@@ -109,8 +109,10 @@ def _plan(found: Mapping[str, Any]) -> dict[str, Any]:
         _read_steps(found["again"], layouts),
     )
     cluster = found["cluster"]
-    kept = ("unit", "cost", "bound", "is_complete", "solver", "search_seconds")
-    kept += ("memory_limit_bytes", "memory_bytes", "fingerprint", "precision")
+    kept = (
+        *("unit", "cost", "bound", "is_complete", "solver", "search_seconds"),
+        *("memory_limit_bytes", "memory_bytes", "fingerprint", "precision"),
+    )
     data = PlanData(
         division=division,
         batch=tuple(TensorMeta(tuple(s), getattr(torch, d)) for s, d in found["batch"]),
