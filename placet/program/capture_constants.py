@@ -7,14 +7,17 @@ that are made of Python values alone are known, though: every call that makes on
 noted, and computed when its value is asked for. In-place changes make all notes void.
 """
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from placet.torch_private.aot import without_tracing
+from placet.torch_private.aot import note_line, without_tracing
 from placet.torch_private.pytree import flatten, map_leaves
 
 _MADE_OF_NUMBERS = {
@@ -34,13 +37,27 @@ _READS = {
     Tensor.item,
     Tensor.tolist,
 }
-_NOT_A_FUNCTION = ("rand", "dropout", "bernoulli", "multinomial", "normal", "poisson")
-_NOT_A_FUNCTION += ("rrelu", "empty")
+_NOT_A_FUNCTION = (
+    "rand",
+    "dropout",
+    "bernoulli",
+    "multinomial",
+    "normal",
+    "poisson",
+    "rrelu",
+    "empty",
+)
 _NOT_IN_PLACE = ("__index__", "__int__", "__invert__")
 
 
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+
+
 class KnownValues(TorchFunctionMode):
-    """Answers for the values of tensors that are made of Python values alone."""
+    """Answers for the values of tensors that are made of Python values alone.
+
+    It also notes which line calls what.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,6 +72,7 @@ class KnownValues(TorchFunctionMode):
     ) -> Any:
         """Call a function; note its result, or answer by what was noted."""
         kwargs = kwargs or {}
+        note_line(_line(sys._getframe(1)))
         if func in _READS and id(args[0]) in self._made:
             with without_tracing():
                 return func(self._made[id(args[0])][1](), *args[1:], **kwargs)
@@ -111,3 +129,14 @@ def _is_in_place(name: str) -> bool:
             name.startswith("__i") and name not in _NOT_IN_PLACE
         )
     return name.endswith("_")
+
+
+def _line(frame: FrameType | None) -> str:
+    """The innermost line of the user's code: "model.py:42, in forward"."""
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_NOT_THE_USERS):
+            name = code.co_filename.rpartition("/")[2]
+            return f"{name}:{frame.f_lineno}, in {code.co_name}"
+        frame = frame.f_back
+    return ""

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from placet.errors import CaptureError
+from placet.program.capture_recomputed import share_random
 from placet.program.functions.constant import constant
 from placet.program.graph import Graph, Op, Phase, Ref, State, TensorMeta
-from placet.torch_private.aot import Joint, module_of
+from placet.torch_private.aot import Joint, is_recomputed, line_of, module_of
 
 _MODEL = "model."
 
@@ -51,7 +52,7 @@ def graph_of(joint: Joint, names: Mapping[str, str], *, trains: bool) -> Graph:
         outputs.get(0),
         outputs.get(1),
     )
-    return _with_phases(graph)
+    return _with_phases(share_random(graph, builder.recomputed))
 
 
 def _states(
@@ -84,6 +85,7 @@ class _Builder:
         self.ops: list[Op] = []
         self.names: dict[torch.fx.Node, str] = {}
         self.first: dict[str, str] = {}
+        self.recomputed: set[str] = set()
 
     def name(self, node: torch.fx.Node) -> str:
         """The tensor that a node stands for."""
@@ -182,8 +184,20 @@ class _Builder:
         path = module_of(node)
         module = path.removeprefix("model").removeprefix(".")
         self.ops.append(
-            Op(node.name, target, args, kwargs, outputs, returns_tuple, phase, module)
+            Op(
+                node.name,
+                target,
+                args,
+                kwargs,
+                outputs,
+                returns_tuple,
+                phase,
+                module,
+                line_of(node),
+            )
         )
+        if is_recomputed(node):
+            self.recomputed.add(node.name)
 
     def _add(
         self,

@@ -32,6 +32,7 @@ from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
 )
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -149,12 +150,24 @@ def _checkpoints(module: nn.Module) -> Iterator[None]:
     original = checkpoint._CheckpointFrame
 
     def frame(recompute: Callable[..., None], *rest: Any) -> Any:
-        traced = dict(module.named_parameters(remove_duplicate=False))
-        traced |= dict(module.named_buffers(remove_duplicate=False))
+        traced: dict[str, Tensor] = {}
+        traced.update(module.named_parameters(remove_duplicate=False))
+        traced.update(module.named_buffers(remove_duplicate=False))
+
+        modes = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
 
         def recompute_traced(*args: Any) -> None:
-            with _reparametrize_module(module, traced):
-                recompute(*args)
+            before = fx_traceback.current_meta.pop("custom", None)
+            fx_traceback.current_meta["custom"] = {_AGAIN + _PATH: ""}
+            try:
+                with ExitStack() as stack, _reparametrize_module(module, traced):
+                    for mode in modes:
+                        stack.enter_context(mode)
+                    recompute(*args)
+            finally:
+                fx_traceback.current_meta.pop("custom", None)
+                if before is not None:
+                    fx_traceback.current_meta["custom"] = before
 
         return original(recompute_traced, *rest)
 
@@ -169,11 +182,38 @@ def _checkpoints(module: nn.Module) -> Iterator[None]:
 
 def module_of(node: torch.fx.Node) -> str:
     """The path of the submodule that a node, or its forward node, belongs to."""
-    found = node.meta.get("custom", {}).get(_PATH, "")
-    return str(found)
+    custom = node.meta.get("custom", {})
+    return str(custom.get(_AGAIN + _PATH, custom.get(_PATH, "")))
+
+
+def line_of(node: torch.fx.Node) -> str:
+    """The line that called a node, or its forward node; see `note_line`."""
+    custom = node.meta.get("custom", {})
+    return str(custom.get(_AGAIN + _LINE, custom.get(_LINE, "")))
+
+
+def is_recomputed(node: torch.fx.Node) -> bool:
+    """Whether a node repeats one of the forward, in a checkpoint region."""
+    return _AGAIN + _PATH in node.meta.get("custom", {})
+
+
+def note_line(line: str) -> None:
+    """The nodes that are traced from here on were called in a line."""
+    _note(_LINE, line)
+
+
+def _note(key: str, value: str) -> None:
+    custom = dict(fx_traceback.current_meta.get("custom", {}))
+    if _AGAIN + _PATH in custom:
+        key = _AGAIN + key
+    fx_traceback.current_meta["custom"] = {**custom, key: value}
 
 
 _PATH = "placet_module"
+_LINE = "placet_line"
+_AGAIN = "again_"
+"""Of notes in the repetition of a checkpoint region: a backward node has the notes of
+its forward node put over its own."""
 
 
 @contextmanager
@@ -185,13 +225,13 @@ def _module_paths(module: nn.Module) -> Iterator[None]:
     def enter(path: str) -> Any:
         def hook(*_: Any) -> None:
             stack.append(path)
-            fx_traceback.current_meta["custom"] = {_PATH: path}
+            _note(_PATH, path)
 
         return hook
 
     def leave(*_: Any) -> None:
         stack.pop()
-        fx_traceback.current_meta["custom"] = {_PATH: stack[-1] if stack else ""}
+        _note(_PATH, stack[-1] if stack else "")
 
     for path, child in module.named_modules():
         handles.append(child.register_forward_pre_hook(enter(path)))
