@@ -27,15 +27,16 @@ from placet.cost.objective import (
 from placet.errors import PlanError
 from placet.placement.cluster import Cluster
 from placet.placement.mesh import Mesh
-from placet.planner.build import build_problem
+from placet.planner.build import build_problem, with_memory
 from placet.planner.classes import find_classes
-from placet.planner.decide import decide
+from placet.planner.fit import fitted
 from placet.planner.meshes import Meshes, meshes_of, search_meshes
 from placet.planner.pins import Pin
 from placet.planner.plan import Plan
 from placet.planner.plan_data import MeshTried
 from placet.planner.plan_text import moves_of, work_of
-from placet.planner.problem import Problem, Solution, evaluate
+from placet.planner.problem import Problem, Solution
+from placet.planner.search import solve
 from placet.planner.storage import Storage, storage_of
 from placet.program.capture import Captured, LossFunction, Precision, capture
 from placet.program.graph import Graph
@@ -43,6 +44,10 @@ from placet.program.normalise.normalise import normalise
 from placet.program.program import bytes_text
 from placet.program.rules.table import rule_of
 from placet.program.signature import operator_of, target_name
+
+ROUNDING = 1e-3
+"""How far above the least memory a plan is looked for."""
+LEANEST_SECONDS = 20.0
 
 Watch = Callable[[str], None]
 """Is told what the planner does now."""
@@ -197,6 +202,7 @@ def search(
         return problem
 
     began = time.monotonic()
+    ends = began + wanted.time_limit_seconds
     found = search_meshes(
         build,
         wanted.num_ranks,
@@ -205,10 +211,13 @@ def search(
     )
     times["solve"] = time.monotonic() - began - times["build"]
     if found.best is None or found.problem is None:
-        raise _does_not_fit(wanted, found)
+        raise _does_not_fit(wanted, _leanest(graph, wanted, found, build))
     mesh, solution = found.solutions[found.best]
-    assert solution.assignment is not None
-    division = decide(found.problem, mesh, solution.assignment)
+    tell("counting memory")
+    fit = fitted(graph, mesh, found.problem, solution, wanted.storage, ends=ends)
+    if wanted.memory_bytes is not None and fit.peak_bytes > wanted.memory_bytes:
+        raise _does_not_fit(wanted, fit.peak_bytes)
+    division, solution = fit.division, fit.solution
     return Plan(
         division,
         wanted.unit,
@@ -218,7 +227,7 @@ def search(
         solution.solver,
         times,
         wanted.memory_bytes,
-        evaluate(found.problem, solution.assignment).memory_bytes,
+        fit.peak_bytes,
         captured.fingerprint,
         captured.metas,
         cluster=wanted.cluster,
@@ -246,13 +255,28 @@ def replicated_notes(graph: Graph) -> tuple[str, ...]:
     )
 
 
-def _does_not_fit(wanted: Wanted, found: Meshes) -> PlanError:
-    solutions = [solution for _, solution in found.solutions]
-    needed = [s.least_memory_bytes for s in solutions if s.least_memory_bytes]
-    least = f"the least that would do is {bytes_text(min(needed))}" if needed else ""
+def _leanest(
+    graph: Graph, wanted: Wanted, found: Meshes, build: Callable[[Mesh], Problem]
+) -> float | None:
+    """The peak of the plan that needs least, where no plan fits; None if unknown."""
+    needs = [(s.least_memory_bytes, mesh) for mesh, s in found.solutions]
+    known = [(need, mesh) for need, mesh in needs if need is not None]
+    if not known:
+        return None
+    need, mesh = min(known, key=lambda pair: pair[0])
+    problem = with_memory(build(mesh), need * (1 + ROUNDING))
+    solution = solve(problem, time_limit_seconds=LEANEST_SECONDS)
+    if solution.assignment is None:
+        return None
+    measured = fitted(graph, mesh, problem, solution, wanted.storage, ends=0.0)
+    return measured.peak_bytes
+
+
+def _does_not_fit(wanted: Wanted, least_bytes: float | None) -> PlanError:
+    least = "" if least_bytes is None else f", {bytes_text(least_bytes)} would do"
     return PlanError(
         f"no plan for {wanted.num_ranks} ranks fits in "
-        f"{bytes_text(wanted.memory_bytes or 0)} a rank; {least}: give more memory, "
+        f"{bytes_text(wanted.memory_bytes or 0)} a rank{least}: give more memory, "
         "use more ranks, a smaller batch, or an optimizer with less state"
     )
 

@@ -1,5 +1,6 @@
 """plan(): what comes out for small modules, and what it says of bad input."""
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -72,16 +73,23 @@ def test_the_bound_is_of_all_meshes() -> None:
 def test_memory_is_kept_and_costs_bytes() -> None:
     model, batch = perceptron(64, 64, 64, 64), batch_of(256, 64, 64)
     free = planned(model, batch, mesh=Mesh("a=4"))
-    limit = int(0.6 * free.memory_bytes)
+    limit = int(0.8 * free.memory_bytes)
     tight = planned(model, batch, mesh=Mesh("a=4"), memory=limit)
     assert tight.memory_bytes <= limit
     assert tight.cost >= free.cost - 1e-6
     assert tight.bound >= free.bound - 1e-6
 
 
-def test_a_memory_too_small_says_the_least_that_would_do() -> None:
-    with pytest.raises(PlanError, match=r"fits in 1\.0 KiB a rank; the least .* KiB"):
-        planned(perceptron(64, 64), batch_of(8, 64, 64), memory="1KiB")
+def test_a_memory_too_small_says_what_would_do() -> None:
+    model, batch = perceptron(64, 64), batch_of(8, 64, 64)
+    with pytest.raises(PlanError) as caught:
+        planned(model, batch, memory="1KiB")
+    found = re.search(
+        r"fits in 1.0 KiB a rank, ([\d.]+) KiB would do", str(caught.value)
+    )
+    assert found is not None, caught.value
+    enough = float(found[1]) * 1.02  # it is printed rounded
+    assert planned(model, batch, memory=int(enough * 1024)).gap >= 0
 
 
 def test_pins_decide() -> None:

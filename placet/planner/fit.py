@@ -1,0 +1,91 @@
+"""Plans that fit the memory for sure: the solver's row is held against the true peak.
+
+The solver counts what states hold and what the forward keeps for the backward, a row of
+numbers; the peak also has gradients, payloads and whatever an operator needs for a
+while. A plan whose peak is above the limit is searched again with less in the row:
+
+    row limit = limit - (peak - row), until the peak is below the limit      -> fitted
+
+Bounds stay those of the first search: the row alone is less than any plan needs.
+"""
+
+import time
+from dataclasses import dataclass, replace
+
+from placet.placement.mesh import Mesh
+from placet.planner.decide import decide
+from placet.planner.problem import Problem, Solution, evaluate
+from placet.planner.search import solve
+from placet.planner.storage import Storage
+from placet.program.division import Division
+from placet.program.graph import Graph
+from placet.program.liveness import peak_bytes
+from placet.program.refine import refine
+
+ATTEMPTS = 4
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A plan with the peak of its fullest rank.
+
+    Args:
+        row_bytes: what the solver counted of it.
+        peak_bytes: what it needs.
+    """
+
+    division: Division
+    solution: Solution
+    row_bytes: float
+    peak_bytes: float
+
+
+def fitted(
+    graph: Graph,
+    mesh: Mesh,
+    problem: Problem,
+    solution: Solution,
+    storage: Storage,
+    *,
+    ends: float,
+) -> Fitted:
+    """A solution's plan, searched again with less memory while its peak is too high.
+
+    Args:
+        ends: when to stop searching (`time.monotonic`).
+
+    Returns:
+        The first plan that fits; or else the leanest that was found.
+    """
+    limit = problem.memory_bytes
+    best = _measured(graph, mesh, problem, solution, storage)
+    row_limit = float("inf") if limit is None else limit
+    for _ in range(ATTEMPTS):
+        if limit is None or best.peak_bytes <= limit or time.monotonic() >= ends:
+            break
+        row_limit = min(row_limit, best.row_bytes) - (best.peak_bytes - limit)
+        tighter = replace(problem, memory_bytes=row_limit)
+        found = solve(tighter, time_limit_seconds=max(1.0, ends - time.monotonic()))
+        if found.assignment is None:
+            break
+        again = _measured(graph, mesh, tighter, found, storage)
+        if again.peak_bytes < best.peak_bytes:
+            best = again
+    return best
+
+
+def _measured(
+    graph: Graph, mesh: Mesh, problem: Problem, solution: Solution, storage: Storage
+) -> Fitted:
+    assert solution.assignment is not None
+    division = decide(problem, mesh, solution.assignment)
+    refined = refine(graph, division, name="plan")
+    peak = peak_bytes(
+        graph,
+        division,
+        refined,
+        mesh.ranks[0],
+        state_bytes_per_parameter_byte=storage.optimizer,
+    )
+    row = evaluate(problem, solution.assignment).memory_bytes
+    return Fitted(division, solution, row, peak.num_bytes)
