@@ -22,6 +22,8 @@ SAMPLES = (
     sample(aten.logcumsumexp.default, X, 0),
     sample(aten.cummax.default, X, 1),
     sample(aten.cummin.default, X, 1),
+    sample(aten.glu.default, X, 1),
+    sample(aten.glu_backward.default, T(5, 2, 6), X, 1),
     sample(aten.bucketize.Tensor, T(5, 4), ROW),
     sample(aten.searchsorted.Tensor, ROW, T(5, 4)),
     sample(aten.searchsorted.Tensor, ROWS, T(5, 7), right=True),

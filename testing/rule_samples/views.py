@@ -72,6 +72,10 @@ SAMPLES = (
     sample(aten.select_backward.default, T(5, 6), (5, 4, 6), 1, 3),
     sample(aten.slice_scatter.default, X, T(5, 2, 6), 1, 1, 3),
     sample(aten.select_scatter.default, X, T(5, 6), 1, 3),
+    sample(aten.diagonal.default, X, 1, 0, -1),
+    sample(aten.diagonal.default, T(4, 4)),
+    sample(aten.view_as_complex.default, T(5, 4, 2)),
+    sample(aten.view_as_real.default, T(5, 4, dtype=torch.complex128)),
     sample(aten.tril.default, X, 1),
     sample(aten.triu.default, T(5, 4)),
 )

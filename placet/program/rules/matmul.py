@@ -111,6 +111,19 @@ def _grouped(operator: Operator) -> Pattern:
     return parse(text, reduction="sum", linear=((0,), (1,)))
 
 
+_FALLBACK = "transformers.grouped_mm_fallback"
+
+BY_NAME: Mapping[str, Rule] = {
+    f"{_FALLBACK}.default": by_letters(
+        ". k, . k n, . -> . n", reduction="sum", linear=((0,), (1,))
+    ),
+    f"{_FALLBACK}_backward.default": by_letters(
+        ". k, . k n, ., . n -> . k, . k n", reduction="sum", linear=((3,),)
+    ),
+}
+"""Rules of operators that exist only once a library is imported that makes them."""
+
+
 def _grouped_fits(
     operator: Operator, inputs: tuple[Layout, ...], outputs: tuple[Layout, ...]
 ) -> bool:

@@ -81,6 +81,8 @@ RULES: Mapping[Any, Rule] = {
     aten.logcumsumexp.default: _along(1),
     aten.cummax.default: _along(1),
     aten.cummin.default: _along(1),
+    aten.glu.default: _along(1),
+    aten.glu_backward.default: _along(2, linear=True),
     aten.bucketize.Tensor: by_pattern(_searched(0)),
     aten.searchsorted.Tensor: by_pattern(_rows_searched),
 }

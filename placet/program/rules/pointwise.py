@@ -15,8 +15,9 @@ from typing import Any, TypeAlias
 
 import torch
 
+from placet.placement.placement import B, P, S
 from placet.program.rules.pattern import Pattern, broadcast, by_pattern
-from placet.program.signature import Operator, Rule, Slot
+from placet.program.signature import Operator, Rule, Signature, Slot
 
 aten = torch.ops.aten
 
@@ -93,6 +94,7 @@ LINEAR: Mapping[Any, Callable[[Operator], Groups]] = {
     aten.lift_fresh_copy.default: _first,
     aten.contiguous.default: _first,
     aten._to_copy.default: _converted,
+    torch.ops.prims.convert_element_type.default: _converted,
     aten.where.self: _chosen,
     aten.masked_fill.Scalar: _filled,
     aten.addcmul.default: _added_product,
@@ -125,6 +127,7 @@ OTHERS: tuple[Any, ...] = (
     aten.lift_fresh_copy.default,
     aten.contiguous.default,
     aten._to_copy.default,
+    torch.ops.prims.convert_element_type.default,
     aten.copy.default,
     aten.hardswish.default,
     aten.log_sigmoid.default,
@@ -140,6 +143,11 @@ OTHERS: tuple[Any, ...] = (
     aten.elu_backward.default,
     aten.native_dropout_backward.default,
     aten.isin.Tensor_Scalar,
+    aten.fill.Scalar,
+    aten.fill.Tensor,
+    aten.polar.default,
+    aten.complex.default,
+    aten._prelu_kernel.default,
 )
 """Pointwise operators that do not carry the tag."""
 
@@ -164,4 +172,24 @@ def pattern(operator: Operator) -> Pattern:
 POINTWISE = by_pattern(pattern)
 """The rule of all pointwise operators."""
 
-RULES: Mapping[Any, Rule] = dict.fromkeys((*LINEAR, *OTHERS), POINTWISE)
+
+def _log_sigmoid(operator: Operator) -> list[Signature]:
+    """The second output, for the backward, is empty on a GPU."""
+    shape, saved = operator.inputs[0].shape, operator.outputs[1]
+    alike = saved is None or saved.shape == shape
+    splits = [S(i) for i, size in enumerate(shape) if size > 1]
+    return [Signature((s,), (s, s if alike else B)) for s in splits]
+
+
+def _log_sigmoid_backward(operator: Operator) -> list[Signature]:
+    grad, _, saved = operator.inputs
+    alike = saved.shape == grad.shape
+    splits = [S(i) for i, size in enumerate(grad.shape) if size > 1]
+    found = [Signature((s, s, s if alike else B), (s,)) for s in splits]
+    return [*found, Signature((P(), B, B), (P(),))]
+
+
+RULES: Mapping[Any, Rule] = dict.fromkeys((*LINEAR, *OTHERS), POINTWISE) | {
+    aten.log_sigmoid_forward.default: Rule(_log_sigmoid),
+    aten.log_sigmoid_backward.default: Rule(_log_sigmoid_backward),
+}

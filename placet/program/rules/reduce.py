@@ -62,13 +62,15 @@ def _reducing(
     dims: Dims,
     keeps: Callable[[Operator], bool] = _drops,
     local: Callable[[Operator, Parts], Call] | None = None,
+    *,
+    linear: bool = True,
 ) -> Rule:
-    """Where terms combine; linear if they are summed."""
+    """Where terms combine."""
 
     def pattern(operator: Operator) -> Pattern:
         given, made = _letters(operator, dims, keeps)
-        linear = ((0,),) if reduction == "sum" else ()
-        return Pattern((given,), (made,), reduction=reduction, linear=linear)
+        groups = ((0,),) if linear else ()
+        return Pattern((given,), (made,), reduction=reduction, linear=groups)
 
     return by_pattern(pattern, local)
 
@@ -108,20 +110,33 @@ def _mean(dims: Dims, keeps: Callable[[Operator], bool]) -> Rule:
     return _reducing("sum", dims, keeps, local)
 
 
+def _histogram(operator: Operator) -> Pattern:
+    """Counts of each rank's numbers add up, if the range is given."""
+    given: tuple[Letter, ...] = tuple(range(len(operator.inputs[0].shape)))
+    low, high = operator.argument(2, "min", 0), operator.argument(3, "max", 0)
+    return Pattern((given,), ((None,),), "sum" if low < high else None)
+
+
 RULES: Mapping[Any, Rule] = {
     aten.sum.default: _reducing("sum", _all),
     aten.sum.dim_IntList: _reducing("sum", _dims(1), _keeps(2)),
     aten.nansum.default: _keeping(_dims(1), _keeps(2)),
     aten.mean.default: _mean(_all, _drops),
     aten.mean.dim: _mean(_dims(1), _keeps(2)),
-    aten.amax.default: _reducing("max", _dims(1), _keeps(2)),
-    aten.amin.default: _reducing("min", _dims(1), _keeps(2)),
-    aten.max.default: _reducing("max", _all),
-    aten.min.default: _reducing("min", _all),
+    aten.amax.default: _reducing("max", _dims(1), _keeps(2), linear=False),
+    aten.amin.default: _reducing("min", _dims(1), _keeps(2), linear=False),
+    aten.max.default: _reducing("max", _all, linear=False),
+    aten.min.default: _reducing("min", _all, linear=False),
     aten.max.dim: _keeping(_dims(1), _keeps(2)),
     aten.min.dim: _keeping(_dims(1), _keeps(2)),
     aten.argmax.default: _keeping(_dims(1), _keeps(2)),
     aten.argmin.default: _keeping(_dims(1), _keeps(2)),
+    aten.count_nonzero.default: _reducing("sum", _all, linear=False),
+    aten.count_nonzero.dim_IntList: _reducing("sum", _dims(1), linear=False),
+    aten.histc.default: by_pattern(_histogram),
+    aten.prod.default: _keeping(_all),
+    aten.any.default: _keeping(_all),
+    aten.all.default: _keeping(_all),
     aten.prod.dim_int: _keeping(_dims(1), _keeps(2)),
     aten.any.dim: _keeping(_dims(1), _keeps(2)),
     aten.any.dims: _keeping(_dims(1), _keeps(2)),
@@ -130,6 +145,7 @@ RULES: Mapping[Any, Rule] = {
     aten.logsumexp.default: _keeping(_dims(1), _keeps(2)),
     aten.var.correction: _keeping(_dims(1), _keeps(9)),
     aten.std.correction: _keeping(_dims(1), _keeps(9)),
+    aten.std_mean.correction: _keeping(_dims(1), _keeps(9)),
     aten.var_mean.correction: _keeping(_dims(1), _keeps(9)),
     aten.linalg_vector_norm.default: _keeping(_dims(2), _keeps(3)),
     aten.median.dim: _keeping(_dims(1), _keeps(2)),

@@ -70,7 +70,7 @@ RULES: Mapping[Any, Rule] = {
 @lru_cache(maxsize=1 << 16)
 def rule_of(operator: Operator) -> tuple[Rule, Source]:
     """An operator's rule, and where it comes from."""
-    found = RULES.get(operator.target)
+    found = RULES.get(operator.target) or matmul.BY_NAME.get(str(operator.target))
     if found is None and is_pointwise(operator.target):
         found = POINTWISE
     if found is not None:

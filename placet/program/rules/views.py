@@ -250,6 +250,28 @@ def _unfold(operator: Operator) -> Pattern:
     return Pattern((letters,), ((*letters, None),), linear=((0,),))
 
 
+def _diagonal(operator: Operator) -> Pattern:
+    """The diagonal of two dims is a last dim."""
+    rank = len(operator.inputs[0].shape)
+    named = {
+        normal_dim(operator.argument(2, "dim1", 0), rank),
+        normal_dim(operator.argument(3, "dim2", 1), rank),
+    }
+    letters: tuple[Letter, ...] = tuple(None if i in named else i for i in range(rank))
+    made = (*(i for i in range(rank) if i not in named), None)
+    return Pattern((letters,), (made,), linear=((0,),))
+
+
+def _as_complex(operator: Operator) -> Pattern:
+    dims = tuple(range(len(operator.inputs[0].shape) - 1))
+    return Pattern(((*dims, None),), (dims,), linear=((0,),))
+
+
+def _as_real(operator: Operator) -> Pattern:
+    dims = tuple(range(len(operator.inputs[0].shape)))
+    return Pattern((dims,), ((*dims, None),), linear=((0,),))
+
+
 def _into(index: int, name: str, *, drops: bool) -> Rule:
     """A gradient or value put into a tensor of the given sizes, beside a dim."""
 
@@ -366,6 +388,9 @@ RULES: Mapping[Any, Rule] = dict.fromkeys(_RESHAPES, RESHAPE) | {
     aten.select_backward.default: _into(2, "dim", drops=True),
     aten.slice_scatter.default: _scattered(drops=False),
     aten.select_scatter.default: _scattered(drops=True),
+    aten.diagonal.default: by_pattern(_diagonal),
+    aten.view_as_complex.default: by_pattern(_as_complex),
+    aten.view_as_real.default: by_pattern(_as_real),
     aten.tril.default: by_pattern(_masks_matrix),
     aten.triu.default: by_pattern(_masks_matrix),
 }
