@@ -7,6 +7,7 @@
         activations  what operators make; views share storage
         gradients    and new values of buffers
         boxings      payloads and arrivals
+        random       numbers while they are drawn, and the table that they come from
 
 The step is walked as `placet.run.planned` runs it, with this rank's calls, on tensors
 without memory (the meta device): the same operators give the same views and temporaries
@@ -42,7 +43,11 @@ from placet.torch_private.storages import LiveStorages
 STATES, OPTIMIZER, BATCH = "states", "optimizer", "batch"
 ACTIVATIONS, GRADIENTS, BOXINGS = "activations", "gradients", "boxings"
 
+RANDOM = "random numbers"
+
 _META = torch.device("meta")
+_TABLE_BYTES = 4 << 16
+"""Keyed random numbers are drawn from a table of this size, a block of it at a time."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,7 @@ class _Walk:
         self.news = {s.new for s in graph.states}
         self.values: dict[str, Tensor] = {}
         self.flights: dict[str, _Flight] = {}
+        self.draws = False
         self.boxings = {b.name: b for b in refined.program.boxings()}
         self.in_place = in_place(graph, refined)
         watch.category = STATES
@@ -205,10 +211,18 @@ class _Walk:
         made = call.target(*_filled(call.args, inputs), **_options(call, inputs))
         found = tuple(made) if op.returns_tuple else (made,)
         if call.random_box is not None:
-            drawn = sum(tensor.nbytes for tensor in found)  # while they are keyed
-            self.watch.add(ACTIVATIONS, drawn)
-            self.watch.add(ACTIVATIONS, -drawn)
+            self._draw(found)
         return tuple(t.to(_META) if isinstance(t, Tensor) else t for t in found)
+
+    def _draw(self, made: Sequence[Tensor]) -> None:
+        """The memory that keyed random numbers need besides; see `_TABLE_BYTES`."""
+        self.watch.add(RANDOM, 0 if self.draws else _TABLE_BYTES)
+        self.draws = True
+        numbers = made[0].numel()
+        flat = sum(tensor.nbytes for tensor in made)
+        spare = flat + min(2 * 4 * numbers, 2 * _TABLE_BYTES)
+        self.watch.add(RANDOM, spare)
+        self.watch.add(RANDOM, -spare)
 
     def _depart(self, node: Boxing) -> None:
         """Pack a boxing's payload, and make room for what it brings."""

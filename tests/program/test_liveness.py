@@ -1,0 +1,164 @@
+"""The peak of a step's memory is known before it runs."""
+
+import time
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from placet.placement.mesh import Mesh
+from placet.program.capture import Captured, capture, state_tensors
+from placet.program.division import Division
+from placet.program.graph import Graph
+from placet.program.lifetimes import MAX_IN_FLIGHT
+from placet.program.liveness import Peak, peak_bytes
+from placet.program.normalise.normalise import normalise
+from placet.program.refine import refine
+from placet.torch_private.storages import LiveStorages
+from testing.divisions import gathered_again, guided_division
+from testing.memory import measured_peaks
+from testing.models.example import in_float64
+from testing.models.zoo import TINY
+from testing.planned import random_division
+from tests.program.planned_programs import (
+    DATA,
+    at_home,
+    data_parallel,
+    perceptron_graph,
+    squares,
+)
+
+
+@cache
+def case(name: str) -> tuple[Captured, dict[str, Tensor], list[Tensor]]:
+    """A small model, its states, its batch."""
+    torch.manual_seed(0)
+    model, batch = in_float64(TINY[name])
+    captured = capture(model, batch, TINY[name].loss)
+    return captured, dict(state_tensors(model, captured.graph)), captured.flatten(batch)
+
+
+def check(graph: Graph, division: Division, states: Any, batch: list[Tensor]) -> None:
+    """On every rank: measured <= predicted <= 1.1 measured."""
+    refined = refine(graph, division, name="test")
+    found = measured_peaks(graph, division, refined, states, batch)
+    for rank, (measured, place) in enumerate(found):
+        peak = peak_bytes(graph, division, refined, rank)
+        assert measured <= peak.num_bytes <= 1.1 * measured, (rank, place, peak)
+        assert sum(peak.by_category.values()) == peak.num_bytes
+
+
+def peak_of(case: tuple[Graph, Division], rank: int = 0, **options: float) -> Peak:
+    """The peak of a divided graph."""
+    return peak_bytes(*case, refine(*case, name="test"), rank, **options)
+
+
+@pytest.mark.parametrize("mesh", ["a=1", "a=3", "a=2, b=2"])
+@pytest.mark.parametrize("name", ["MLP", "VGG, batch norm", "DLRM"])
+def test_random_divisions_hold_what_is_predicted(name: str, mesh: str) -> None:
+    captured, states, batch = case(name)
+    graph = normalise(captured.graph, Mesh(mesh).num_ranks)
+    check(graph, random_division(graph, Mesh(mesh), seed=1), states, batch)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("mesh", ["a=1", "a=2", "a=3", "a=2, b=2", "a=2, b=3"])
+@pytest.mark.parametrize("name", sorted(TINY))
+@pytest.mark.parametrize("seed", range(4))
+def test_many_random_divisions(name: str, mesh: str, seed: int) -> None:
+    captured, states, batch = case(name)
+    graph = normalise(captured.graph, Mesh(mesh).num_ranks)
+    check(graph, random_division(graph, Mesh(mesh), seed), states, batch)
+
+
+@pytest.mark.parametrize("name", ["GPT", "ResNet"])
+def test_experts_hold_what_is_predicted(name: str) -> None:
+    captured, states, batch = case(name)
+    graph, mesh = normalise(captured.graph, 2), Mesh("data=2")
+    check(graph, guided_division(graph, mesh, [DATA]), states, batch)
+    homes = guided_division(graph, mesh, [DATA], at_home(graph, mesh))
+    check(graph, homes, states, batch)
+    check(graph, gathered_again(graph, homes), states, batch)
+
+
+def test_dropout_holds_what_is_predicted() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5), nn.Linear(16, 16))
+    batch = torch.randn(20000, 16)
+    captured = capture(model, batch, squares)
+    graph = normalise(captured.graph, 2)
+    states = dict(state_tensors(model, captured.graph))
+    check(graph, guided_division(graph, Mesh("data=2"), [DATA]), states, [batch])
+
+
+def test_chain_by_hand() -> None:
+    """One layer of one rank: y = x w + b, loss = mean (y - x)^2."""
+    with torch.device("meta"):
+        model, batch = nn.Linear(64, 64, bias=False), torch.empty(256, 64)
+    graph = normalise(capture(model, batch, squares).graph, 1)
+    peak = peak_of((graph, guided_division(graph, Mesh("a=1"), [{}])))
+    weight, rows = 64 * 64 * 4, 256 * 64 * 4
+    assert peak.by_category["states"] == weight
+    assert peak.by_category["batch"] == rows
+    # The difference and its square; or it, and what its gradient is made of.
+    assert 2 * rows <= peak.by_category["activations"] <= 3 * rows + weight
+
+
+def test_optimizer_keeps_a_multiple_of_what_trains() -> None:
+    bare = peak_of(data_parallel())
+    adam = peak_of(data_parallel(), state_bytes_per_parameter_byte=2)
+    parameters = bare.by_category["states"]
+    assert adam.num_bytes == bare.num_bytes + 2 * parameters
+    assert adam.by_category["optimizer"] == 2 * parameters
+    update = peak_of(data_parallel(), update_bytes_per_parameter_byte=100)
+    assert update.node == "update"
+
+
+def test_states_at_home_hold_a_share() -> None:
+    graph, mesh = perceptron_graph(4, width=64, rows=8), Mesh("data=4")
+    whole = peak_of((graph, guided_division(graph, mesh, [DATA])))
+    homes = guided_division(graph, mesh, [DATA], at_home(graph, mesh))
+    parts = peak_of((graph, homes))
+    assert 4 * parts.by_category["states"] == whole.by_category["states"]
+    again = peak_of((graph, gathered_again(graph, homes)))
+    assert again.num_bytes <= parts.num_bytes < whole.num_bytes
+
+
+def test_gradients_in_flight_are_few() -> None:
+    """Deep data parallelism holds gradients once, but for those that travel."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(20)))
+        batch = torch.empty(8, 64)
+    graph = normalise(capture(model, batch, squares).graph, 2)
+    division = guided_division(graph, Mesh("data=2"), [DATA])
+    refined = refine(graph, division, name="deep", bucket_bytes=1)
+    peak = peak_bytes(graph, division, refined, 0)
+    gradient = 64 * 64 * 4
+    held = peak.by_category["gradients"] + peak.by_category["boxings"]
+    assert held <= (20 + MAX_IN_FLIGHT + 1) * gradient
+
+
+def test_peak_of_one_of_1024_ranks_is_found_at_once() -> None:
+    graph, mesh = perceptron_graph(1024, width=1024, rows=2048), Mesh("data=1024")
+    homes = guided_division(graph, mesh, [DATA], at_home(graph, mesh))
+    refined = refine(graph, homes, name="wide")
+    began = time.process_time()
+    peak = peak_bytes(graph, homes, refined, 1023)
+    assert time.process_time() - began < 5
+    assert 1024 * peak.by_category["states"] == 3 * (1024 * 1024 + 1024) * 4
+
+
+def test_storages_are_counted_once_and_until_they_are_freed() -> None:
+    with LiveStorages() as watch:
+        x = torch.empty(100)
+        view = x.view(10, 10)[2:]
+        assert watch.live == {"other": 400}
+        del x
+        assert watch.live == {"other": 400}
+        watch.category = "more"
+        made = view + 1
+        del view
+        assert watch.live == {"other": 0, "more": made.nbytes}
+    assert watch.peak_bytes == 400 + made.nbytes
+    assert watch.peak_live == {"other": 400, "more": made.nbytes}
