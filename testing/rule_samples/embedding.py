@@ -20,6 +20,7 @@ SAMPLES = (
     sample(aten.embedding_dense_backward.default, T(5, 3, 4), ROWS, 7, 2, False),
     sample(aten.embedding_dense_backward.default, T(5, 3, 4), ROWS, 7, -1, True),
     sample(aten._embedding_bag.default, TABLE, MANY, BAGS),
+    sample(aten._embedding_bag_forward_only.default, TABLE, MANY, BAGS),
     sample(aten._embedding_bag.default, TABLE, MANY, BAGS, False, 1),
     sample(aten._embedding_bag.default, TABLE, MANY, BAGS, False, 2),
     sample(

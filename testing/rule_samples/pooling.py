@@ -30,6 +30,17 @@ def _avg_pool(x: T, y: tuple[int, ...], *pool: Any) -> Iterator[Sample]:
     yield sample(aten.avg_pool2d_backward.default, T(*y), x, *pool)
 
 
+def _with_indices_3d(tensors: list[Tensor]) -> list[Tensor]:
+    grad, x, _ = tensors
+    indices = aten.max_pool3d_with_indices.default(x, (2, 2, 2))[1]
+    return [grad, x, indices]
+
+
+def _with_adaptive_indices(tensors: list[Tensor]) -> list[Tensor]:
+    grad, x, _ = tensors
+    return [grad, x, aten.adaptive_max_pool2d.default(x, (4, 3))[1]]
+
+
 SAMPLES = (
     *_max_pool(X, (3, 4, 4, 6), (2, 2), (2, 2), (0, 0), (1, 1), False),
     *_max_pool(X, (3, 4, 4, 6), (3, 3), (2, 2), (1, 1), (1, 1), False),
@@ -56,4 +67,31 @@ SAMPLES = (
     sample(aten.upsample_bilinear2d.vec, X, (16, 20), False, None),
     sample(aten.upsample_nearest2d_backward.default, X, (8, 12), (3, 4, 4, 6)),
     sample(aten.upsample_bilinear2d_backward.default, X, (8, 12), (3, 4, 4, 6), False),
+    sample(aten._adaptive_avg_pool3d.default, T(3, 4, 4, 4, 4), (2, 2, 1)),
+    sample(
+        aten._adaptive_avg_pool3d_backward.default,
+        *(T(3, 4, 2, 2, 1), T(3, 4, 4, 4, 4)),
+    ),
+    sample(
+        aten.avg_pool3d_backward.default,
+        *(T(3, 4, 2, 2, 2), T(3, 4, 4, 4, 4), (2, 2, 2), (2, 2, 2), (0, 0, 0)),
+        *(False, True, None),
+    ),
+    Sample(
+        aten.max_pool3d_with_indices_backward.default,
+        (
+            *(T(3, 4, 2, 2, 2), T(3, 4, 4, 4, 4), (2, 2, 2), (2, 2, 2), (0, 0, 0)),
+            *((1, 1, 1), False, T(3, 4, 2, 2, 2, dtype=torch.int64)),
+        ),
+        prepare=_with_indices_3d,
+    ),
+    Sample(
+        aten.adaptive_max_pool2d_backward.default,
+        (T(3, 4, 4, 3), X, T(3, 4, 4, 3, dtype=torch.int64)),
+        prepare=_with_adaptive_indices,
+    ),
+    sample(aten.upsample_nearest2d.default, X, (16, 24)),
+    sample(aten.upsample_bilinear2d.default, X, (16, 24), False),
+    sample(aten.upsample_bicubic2d.default, X, (16, 24), False),
+    sample(aten.upsample_bicubic2d_backward.default, X, (8, 12), (3, 4, 4, 6), False),
 )
