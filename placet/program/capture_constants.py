@@ -135,7 +135,8 @@ def _line(frame: FrameType | None) -> str:
     """The innermost line of the user's code: "model.py:42, in forward"."""
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(_NOT_THE_USERS):
+        is_users = not code.co_filename.startswith(_NOT_THE_USERS)
+        if is_users and code.co_name != "__torch_function__":
             name = code.co_filename.rpartition("/")[2]
             return f"{name}:{frame.f_lineno}, in {code.co_name}"
         frame = frame.f_back
