@@ -3,6 +3,8 @@
 Two nodes are of one class if their labels agree but for the numbers in them
 ("h.3.attn:mm" and "h.7.attn:mm"), they are the k-th of that label within their block,
 and their tables of choices are equal, entry by entry       -> find_classes
+Sums of gradients belong to no module, so no number in their labels tells blocks apart:
+these are alike if their neighbours' labels are, but for numbers    -> _place
 Two tensors are of one class if their producers are, their domains price alike, and
 their consumers are alike, slot by slot.
 
@@ -20,6 +22,7 @@ import numpy as np
 from placet.boxing.routes import Domain
 from placet.planner.problem import Node, Problem
 
+_NUMBER = re.compile(r"\d+")
 Members = tuple[tuple[int, ...], ...]
 
 
@@ -99,11 +102,12 @@ def _node_kinds(problem: Problem) -> list[int]:
         label = f"{node.label or node.name} {node.phase}"
         position = counts.get(label, 0)
         counts[label] = position + 1
+        place = position if _NUMBER.search(label) else _place(problem, node)
         domains = tuple(
             None if t is None else fingerprint(problem.tensors[t].domain)
             for t in (*node.inputs, *node.outputs)
         )
-        key = (re.sub(r"\d+", "*", label), position, len(node.costs), domains)
+        key = (_unnumbered(label), place, len(node.costs), domains)
         alike = found.setdefault(key, [])
         for kind, other in alike:
             if _alike(node, other):
@@ -114,6 +118,25 @@ def _node_kinds(problem: Problem) -> list[int]:
             kinds.append(total)
             total += 1
     return kinds
+
+
+def _place(problem: Problem, node: Node) -> Hashable:
+    """Who makes what a node reads, and who reads what it makes."""
+
+    def at(end: tuple[int, int]) -> tuple[str, int]:
+        other = problem.nodes[end[0]]
+        return _unnumbered(f"{other.label or other.name} {other.phase}"), end[1]
+
+    makers = tuple(at(problem.tensors[t].producer) for t in node.inputs)
+    readers = tuple(
+        None if t is None else tuple(map(at, problem.tensors[t].consumers))
+        for t in node.outputs
+    )
+    return makers, readers
+
+
+def _unnumbered(label: str) -> str:
+    return _NUMBER.sub("*", label)
 
 
 def _alike(a: Node, b: Node) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 
 from placet.program.graph import Graph, Op, Ref, replace_refs
+from placet.torch_private.dispatch import OpOverload
 from placet.torch_private.random_operators import is_random
 
 aten = torch.ops.aten
@@ -56,7 +57,7 @@ def share_random(graph: Graph, recomputed: Collection[str]) -> Graph:
 
 
 def _draws(op: Op) -> bool:
-    if not isinstance(op.target, torch._ops.OpOverload) or not is_random(op.target):
+    if not isinstance(op.target, OpOverload) or not is_random(op.target):
         return False
     named = zip((a.name for a in op.target._schema.arguments), op.args, strict=False)
     given = {**dict(named), **dict(op.kwargs)}

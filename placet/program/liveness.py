@@ -12,10 +12,11 @@
 The step is walked as `placet.run.planned` runs it, with this rank's calls, on tensors
 without memory (the meta device): the same operators give the same views and temporaries
 of our own functions, and boxings pack and unpack by the same code. An arrival counts
-from the submission on, although some wires make it later. Not seen is what a kernel of
-torch allocates within itself.
+from the submission on, although some wires make it later. What kernels take for
+themselves counts as activations.
 
 Order of the walk and what it lets go     -> placet.program.lifetimes
+What kernels take for themselves          -> placet.program.workspace
 """
 
 from collections import Counter
@@ -37,6 +38,7 @@ from placet.program.node import Boxing, Compute
 from placet.program.refine import Refined
 from placet.program.rules.table import localize
 from placet.program.signature import Call, Parts, Slot, operator_of
+from placet.program.workspace import workspace_bytes
 from placet.torch_private.dispatch import OpOverload, argument_names, storage_key
 from placet.torch_private.storages import LiveStorages
 
@@ -73,6 +75,7 @@ def peak_bytes(
     *,
     state_bytes_per_parameter_byte: float = 0.0,
     update_bytes_per_parameter_byte: float = 0.0,
+    with_workspaces: bool = True,
 ) -> Peak:
     """The peak of a step's memory on one rank.
 
@@ -82,9 +85,11 @@ def peak_bytes(
         state_bytes_per_parameter_byte: what the optimizer keeps of each trained
             parameter (Adam: 2, momentum: 1).
         update_bytes_per_parameter_byte: what its step needs for a while.
+        with_workspaces: count what kernels take for themselves.
     """
     with LiveStorages() as watch, torch.no_grad():
         walk = _Walk(graph, division, refined, rank, watch)
+        walk.with_workspaces = with_workspaces
         trained = sum(
             walk.values[s.tensor].nbytes
             for s in graph.states
@@ -126,6 +131,7 @@ class _Walk:
         self.values: dict[str, Tensor] = {}
         self.flights: dict[str, _Flight] = {}
         self.draws = False
+        self.with_workspaces = True
         self.boxings = {b.name: b for b in refined.program.boxings()}
         self.in_place = in_place(graph, refined)
         watch.category = STATES
@@ -210,6 +216,11 @@ class _Walk:
         call = localize(operator, parts)
         made = call.target(*_filled(call.args, inputs), **_options(call, inputs))
         found = tuple(made) if op.returns_tuple else (made,)
+        if self.with_workspaces:
+            tensors = [t for t in found if isinstance(t, Tensor)]
+            self._for_a_while(
+                ACTIVATIONS, workspace_bytes(call.target, inputs, tensors)
+            )
         if call.random_box is not None:
             self._draw(found)
         return tuple(t.to(_META) if isinstance(t, Tensor) else t for t in found)
@@ -221,8 +232,11 @@ class _Walk:
         numbers = made[0].numel()
         flat = sum(tensor.nbytes for tensor in made)
         spare = flat + min(2 * 4 * numbers, 2 * _TABLE_BYTES)
-        self.watch.add(RANDOM, spare)
-        self.watch.add(RANDOM, -spare)
+        self._for_a_while(RANDOM, spare)
+
+    def _for_a_while(self, category: str, num_bytes: int) -> None:
+        self.watch.add(category, num_bytes)
+        self.watch.add(category, -num_bytes)
 
     def _depart(self, node: Boxing) -> None:
         """Pack a boxing's payload, and make room for what it brings."""

@@ -10,7 +10,7 @@ from torch import Tensor, UntypedStorage
 
 from placet.torch_private.dispatch import TorchDispatchMode, storage_key
 
-__all__ = ["LiveStorages"]
+__all__ = ["LiveStorages", "allocator_peak"]
 
 
 class LiveStorages(TorchDispatchMode):
@@ -94,6 +94,32 @@ class LiveStorages(TorchDispatchMode):
                 self._total -= size
 
         return forget
+
+
+def allocator_peak(call: Callable[[], object]) -> int:
+    """The most bytes that the CPU's allocator gave to a call at once.
+
+    From its own record, so with what kernels take for themselves; of this thread.
+    """
+    torch_profiler = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    )
+    with torch_profiler:
+        call()
+    results = torch_profiler.profiler
+    assert results is not None
+    assert results.kineto_results is not None
+    events: Any = results.kineto_results.events()  # the stubs lack `nbytes`
+    changes = [
+        (event.start_ns(), event.nbytes())
+        for event in events
+        if event.name() == "[memory]"
+    ]
+    live = peak = 0
+    for _, change in sorted(changes, key=lambda pair: pair[0]):
+        live += change
+        peak = max(peak, live)
+    return peak
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from placet.program.rules.pointwise import is_pointwise
-from testing.rule_samples.forms import Sample, T, mask, sample
+from testing.rule_samples.forms import Kind, Sample, T, mask, sample
 
 aten = torch.ops.aten
 
@@ -87,7 +87,8 @@ def _sample(target: Any) -> Sample:
     shapes = iter([(5, 4), (4,), (5, 1), (5, 4)])
     name = target.name().removeprefix("aten::")
     whole = name.startswith(WHOLE_NUMBERS)
-    dtype, kind = (torch.int64, "index") if whole else (torch.float64, "unit")
+    dtype = torch.int64 if whole else torch.float64
+    kind: Kind = "index" if whole else "unit"
     numbers = {"number": 2, "float": 0.5, "int": 1, "bool": False}
     args: list[Any] = []
     for argument in target._schema.arguments:

@@ -1,13 +1,14 @@
 """The peak of a step's memory is known before it runs."""
 
 import time
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from placet.placement.layout import replicated
 from placet.placement.mesh import Mesh
 from placet.program.capture import Captured, capture, state_tensors
 from placet.program.division import Division
@@ -16,11 +17,16 @@ from placet.program.lifetimes import MAX_IN_FLIGHT
 from placet.program.liveness import Peak, peak_bytes
 from placet.program.normalise.normalise import normalise
 from placet.program.refine import refine
-from placet.torch_private.storages import LiveStorages
+from placet.program.signature import operator_of, replicated_signature
+from placet.run.planned import PlannedStep
+from placet.torch_private.storages import LiveStorages, allocator_peak
+from placet.wire.twin import Twin
 from testing.divisions import gathered_again, guided_division
 from testing.memory import measured_peaks
-from testing.models.example import in_float64
-from testing.models.zoo import TINY
+from testing.models.example import Example, in_float64
+from testing.models.language import Gpt
+from testing.models.vision import ResNet, Vgg
+from testing.models.zoo import TINY, images, text, vectors
 from testing.planned import random_division
 from tests.program.planned_programs import (
     DATA,
@@ -45,14 +51,16 @@ def check(graph: Graph, division: Division, states: Any, batch: list[Tensor]) ->
     refined = refine(graph, division, name="test")
     found = measured_peaks(graph, division, refined, states, batch)
     for rank, (measured, place) in enumerate(found):
-        peak = peak_bytes(graph, division, refined, rank)
+        peak = peak_bytes(graph, division, refined, rank, with_workspaces=False)
         assert measured <= peak.num_bytes <= 1.1 * measured, (rank, place, peak)
         assert sum(peak.by_category.values()) == peak.num_bytes
 
 
-def peak_of(case: tuple[Graph, Division], rank: int = 0, **options: float) -> Peak:
-    """The peak of a divided graph."""
-    return peak_bytes(*case, refine(*case, name="test"), rank, **options)
+def peak_of(case: tuple[Graph, Division], **factors: float) -> Peak:
+    """The peak of a divided graph on its first rank."""
+    graph, division = case
+    made = refine(graph, division, name="test")
+    return peak_bytes(graph, division, made, 0, **factors)
 
 
 @pytest.mark.parametrize("mesh", ["a=1", "a=3", "a=2, b=2"])
@@ -81,6 +89,56 @@ def test_experts_hold_what_is_predicted(name: str) -> None:
     homes = guided_division(graph, mesh, [DATA], at_home(graph, mesh))
     check(graph, homes, states, batch)
     check(graph, gathered_again(graph, homes), states, batch)
+
+
+def _fitting(name: str) -> Example:
+    """A model whose activations are larger than what kernels take in any case."""
+    if name == "MLP":
+        return vectors("MLP", (256, 512, 256, 64), batch=512)
+    if name == "GPT":
+        model = partial(Gpt, width=64, num_layers=2, num_heads=4, vocabulary=256)
+        return text(
+            "GPT", partial(model, length=64), batch=8, length=64, vocabulary=256
+        )
+    model = ResNet if name == "ResNet" else partial(Vgg, image=32, norms=True)
+    sizes = {"width": 16, "num_classes": 10}
+    if name != "ResNet":
+        sizes |= {"hidden": 64}
+    return images(name, lambda: model((1, 1), **sizes), batch=8, side=32, num_classes=10)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="other kernels than measured"
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["MLP", "GPT", "ResNet", "VGG"])
+def test_allocator_gives_what_is_predicted(name: str, dtype: torch.dtype) -> None:
+    """One rank, by the allocator's own record: with the workspaces of kernels."""
+    example = _fitting(name)
+    model, batch = in_float64(example)
+    model = model.to(dtype)
+    batch = (batch[0].to(dtype) if batch[0].is_floating_point() else batch[0], batch[1])
+    captured = capture(model, batch, example.loss)
+    graph, mesh = normalise(captured.graph, 1), Mesh("a=1")
+    division = replicated_division(graph, mesh)
+    refined = refine(graph, division, name="test")
+    step = PlannedStep(graph, division, refined, Twin(1).wire(0))
+    states, tensors = dict(state_tensors(model, graph)), captured.flatten(batch)
+    step(states, tensors)
+    given = sum(tensor.nbytes for tensor in (*states.values(), *tensors))
+    measured = given + allocator_peak(lambda: step(states, tensors))
+    peak = peak_bytes(graph, division, refined, 0)
+    assert measured <= peak.num_bytes <= 1.1 * measured, peak
+
+
+def replicated_division(graph: Graph, mesh: Mesh) -> Division:
+    """Every rank does everything."""
+    whole = replicated(mesh)
+    picked = {
+        op.name: (replicated_signature(operator_of(op, graph)),) for op in graph.ops
+    }
+    return Division(mesh, picked, {s.name: whole for s in graph.states})
 
 
 def test_dropout_holds_what_is_predicted() -> None:

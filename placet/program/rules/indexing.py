@@ -149,7 +149,7 @@ def _lookup(
     slots = [slot for slot in indexed if slot is not None]
     found = broadcast([operator.inputs[slot.index].shape for slot in slots])
     rank = max((len(letters) for letters in found), default=0)
-    named = {
+    named: dict[int, tuple[Letter, ...]] = {
         slot.index: tuple(None if x is None else ("index", x) for x in letters)
         for slot, letters in zip(slots, found, strict=True)
     }
