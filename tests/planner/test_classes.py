@@ -21,6 +21,20 @@ def test_classes_do_not_grow_with_depth() -> None:
     assert counts == [7, 7]
 
 
+def test_what_belongs_to_no_module_is_told_apart_by_its_neighbours() -> None:
+    """As sums of gradients are: one more for every layer, all of one label."""
+    counts = []
+    for times in (3, 9):
+        problem = _deep(times)
+        nodes = [
+            replace(node, label="add", name=f"add_{i}") if i % 6 == 3 else node
+            for i, node in enumerate(problem.nodes)
+        ]
+        found = find_classes(replace(problem, nodes=tuple(nodes)))
+        counts.append(len(ties_of(found).nodes))
+    assert counts == [7, 7]
+
+
 def test_members_have_equal_tables() -> None:
     problem = find_classes(_deep(4))
     for group in ties_of(problem).nodes:
