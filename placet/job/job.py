@@ -41,13 +41,13 @@ from placet.job.large import Deferred
 from placet.job.loader import BatchPart, MicroBatch, Position, part_loader
 from placet.job.mean import loss_and_count
 from placet.job.own_loop import OwnLoop
-from placet.job.plan_job import build_planned, share_of
+from placet.job.plan_job import placed, share_of
 from placet.job.record import Recorder
 from placet.job.session import current_plan, current_wire
 from placet.job.setup import (
     MakesOptimizer,
     Settings,
-    build_training,
+    last_step,
     made_scheduler,
 )
 from placet.job.split import moved
@@ -59,7 +59,7 @@ from placet.run.forward import global_forward
 from placet.run.global_batch import Rows
 from placet.run.planned_training import PlannedTraining
 from placet.run.precision import Precision, autocast
-from placet.run.training import UpdateDone
+from placet.run.training import Training, UpdateDone
 from placet.settings import run_dir
 from placet.wire.interface import Wire
 
@@ -158,8 +158,22 @@ class Job(OwnLoop):
             evaluates=self.validation is not None,
             saves=self.checkpoints is not None,
         )
-        self._place(model, optimizer, plan, compile=compile)
+        self.training = placed(
+            name,
+            model,
+            loss,
+            optimizer,
+            self.data,
+            self.settings,
+            plan,
+            self.wire,
+            compile=compile,
+        )
         self.model = self.training.model
+        if isinstance(self.training, Training):
+            self.forward = global_forward(
+                self.model, self.training, seed, local_batch_norm
+            )
         self.optimizer = self.training.optimizer
         self.scheduler = made_scheduler(scheduler, self.optimizer)
         if self.run_dir is not None:
@@ -174,35 +188,6 @@ class Job(OwnLoop):
         self._rows = None
         self._stop = self._just_evaluated = self._just_saved = False
         self._began = time.monotonic()
-
-    def _place(
-        self,
-        model: nn.Module | Deferred,
-        optimizer: Optimizer | MakesOptimizer | None,
-        plan: Plan | Path | str | None,
-        *,
-        compile: bool,
-    ) -> None:
-        """Make the training: by a plan, or data-parallel."""
-        name, settings, wire = self.name, self.settings, self.wire
-        if plan is not None:
-            self.training = build_planned(
-                name,
-                model,
-                self.loss,
-                optimizer,
-                self.data,
-                settings,
-                plan,
-                wire,
-                compile=compile,
-            )
-            return
-        training = build_training(name, model, optimizer, settings, wire)
-        self.training = training
-        self.forward = global_forward(
-            training.model, training, settings.seed, settings.local_batch_norm
-        )
 
     @property
     def mesh(self) -> Mesh:
@@ -223,7 +208,8 @@ class Job(OwnLoop):
             ValueError: no loss, data, optimizer or number of steps is known.
             NonFiniteLoss: names the step and the parameter.
         """
-        last = self._check_fit(steps)
+        wanted = self.steps if steps is None else steps
+        last = last_step(wanted, self.loss, self.data)
         began = time.monotonic()
         self.status = "failed"
         self.emit(Started(self.step_count + 1, last, str(self.program)))
@@ -409,11 +395,3 @@ class Job(OwnLoop):
         ledger.foreign_bytes["checkpoints"] += saved.message_bytes
         ledger.file_bytes += saved.num_bytes // self.num_ranks
         self.emit(Saved(saved.step, str(saved.path), saved.seconds))
-
-    def _check_fit(self, steps: int | None) -> int:
-        last = steps if steps is not None else self.steps
-        needed = {"loss": self.loss, "data": self.data, "steps": last}
-        missing = [name for name, value in needed.items() if value is None]
-        if missing or last is None:
-            raise ValueError(f"Job.fit needs {', '.join(missing)}: give it to Job(...)")
-        return last

@@ -26,6 +26,7 @@ from placet.job.loader import part_loader
 from placet.job.setup import (
     MakesOptimizer,
     Settings,
+    build_training,
     check_same_everywhere,
     home,
     made,
@@ -56,6 +57,26 @@ AUTO = "auto"
 
 _tracing = Lock()
 """torch traces one step at a time; ranks that are threads take turns."""
+
+
+def placed(
+    name: str,
+    source: nn.Module | Deferred,
+    loss: LossFunction | None,
+    optimizer: Optimizer | MakesOptimizer | None,
+    data: Data | None,
+    settings: Settings,
+    plan: Plan | Path | str | None,
+    wire: Wire,
+    *,
+    compile: bool = False,
+) -> Training | PlannedTraining:
+    """Place a model on all ranks: as a plan says, or data-parallel without one."""
+    if plan is None:
+        return build_training(name, source, optimizer, settings, wire)
+    return build_planned(
+        name, source, loss, optimizer, data, settings, plan, wire, compile=compile
+    )
 
 
 def build_planned(

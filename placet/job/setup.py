@@ -275,3 +275,16 @@ def made_scheduler(scheduler: Any, optimizer: Optimizer) -> LRScheduler | None:
             "callback instead, on Evaluated, by event.metrics['loss']"
         )
     return made
+
+
+def last_step(steps: int | None, loss: object, data: object) -> int:
+    """The step that `Job.fit` ends with.
+
+    Raises:
+        ValueError: the job lacks what training needs.
+    """
+    needed = {"loss": loss, "data": data, "steps": steps}
+    missing = [name for name, value in needed.items() if value is None]
+    if missing or steps is None:
+        raise ValueError(f"Job.fit needs {', '.join(missing)}: give it to Job(...)")
+    return steps

@@ -3,7 +3,8 @@
     begin(step)       which parameters train
     step(batch)       forward and backward by the plan's program, then the optimizer on
                       this rank's parts
-    settle()          the model's own parameters whole and up to date: boxings home -> B
+    settle()          the model's own parameters whole and up to date; the next step
+                      frees them, see `placet.run.planned_state`
 
 Parts replace parameters in the optimizer. A part that is the whole is the model's own
 parameter. Of the gradients' norm each element counts once: a rank counts its part if it
@@ -20,11 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from placet.boxing.box import box
-from placet.boxing.execute import Record
 from placet.boxing.ledger import Ledger
 from placet.errors import NonFiniteLoss
-from placet.placement.layout import Layout, Shape, part_box, relative, replicated
+from placet.placement.layout import Layout, Shape, replicated
 from placet.placement.mesh import Mesh
 from placet.placement.placement import Broadcast, P
 from placet.program.capture import Captured
@@ -38,6 +37,14 @@ from placet.run.executor import Executor
 from placet.run.keyed_random import reseed
 from placet.run.optimizers import repoint
 from placet.run.planned import PlannedStep
+from placet.run.planned_state import (
+    Wholes,
+    is_whole,
+    own_cut,
+    part_of,
+    state_cutter,
+    wholes_of,
+)
 from placet.run.training import UpdateDone
 from placet.torch_private.foreach import multiply, norms
 from placet.torch_private.pytree import flatten
@@ -110,9 +117,13 @@ class PlannedTraining:
     needs_closure: bool = False
     program: Program = field(init=False)
     executor: Executor = field(init=False)
+    wholes: Wholes = field(init=False)
     _kinds: dict[object, _Kind] = field(default_factory=dict)
     _at: int = 0
-    _is_stale: bool = False
+
+    def __post_init__(self) -> None:
+        mine: dict[str, Tensor] = {**self.parts, **self.buffers}
+        self.wholes = wholes_of(self.model, mine, self.homes, self.wire, self.ledger)
 
     def begin(self, step: int) -> None:
         """A step begins; parameters may have been frozen or thawed since the last."""
@@ -133,6 +144,7 @@ class PlannedTraining:
                 changed.
         """
         kind = self.prepare(batch)
+        self.wholes.free()
         reseed(self.seed, self._at)
         states = {**{n: p.detach() for n, p in self.parts.items()}, **self.buffers}
         tensors = kind.divided.captured.flatten(batch)
@@ -156,13 +168,13 @@ class PlannedTraining:
                     buffer.copy_(result.news[name])
         for part in self.parts.values():
             part.grad = None
-        self._is_stale = True
         return UpdateDone(loss, num_targets, norm, False, stops)
 
     def prepare(self, batch: Any) -> _Kind:
         """Have the step for this kind of batch; made at its first use."""
         key = self._key(batch)
         if key not in self._kinds:
+            self.settle()  # a capture looks at the model's own parameters
             self._kinds[key] = self.add(self.divide(batch), key)
         kind = self._kinds[key]
         self.program, self.executor = kind.program, kind.step.executor
@@ -199,7 +211,7 @@ class PlannedTraining:
     @property
     def splits(self) -> bool:
         """Whether the optimizer works on parts."""
-        return any(not _is_whole(self.homes[name]) for name in self.parts)
+        return any(not is_whole(self.homes[name]) for name in self.parts)
 
     def home(self, name: str) -> tuple[Shape, Layout]:
         """A parameter's global shape, and where its parts are."""
@@ -215,39 +227,18 @@ class PlannedTraining:
             self.may_step = False
 
     def settle(self) -> None:
-        """Have the model's own parameters and buffers whole and up to date."""
-        if not self._is_stale:
-            return
-        self._is_stale = False
-        for name, part, whole in self._split():
-            found = box(
-                part.detach(),
-                self.homes[name],
-                replicated(self.mesh),
-                self.wire,
-                shape=self.shapes[name],
-                key=f"settle.{name}",
-                record=Record(self.ledger, f"settle.{name}", self._at),
-            )
-            with torch.no_grad():
-                whole.copy_(found)
+        """Have the model's own parameters and buffers whole and up to date.
+
+        They stay so until the next step, which frees what is stored in parts.
+        """
+        self.wholes.settle(self._at)
 
     def cut_again(self) -> None:
         """Take the parts out of the model's own parameters, which were loaded."""
-        for name, part, whole in self._split():
-            with torch.no_grad():
-                part.copy_(_cut(whole, self.homes[name], self.wire.rank))
-        self._is_stale = False
+        self.wholes.cut_again()
 
     def free(self) -> None:
-        """After an evaluation; nothing is held only for it."""
-
-    def _split(self) -> list[tuple[str, Tensor, Tensor]]:
-        """Names, parts and wholes of what is stored in parts."""
-        whole: dict[str, Tensor] = dict(self.model.named_parameters())
-        whole |= dict(self.model.named_buffers())
-        mine: dict[str, Tensor] = {**self.parts, **self.buffers}
-        return [(n, mine[n], whole[n]) for n in mine if not _is_whole(self.homes[n])]
+        """After an evaluation: the next step frees what it needed."""
 
     def _key(self, batch: Any) -> object:
         leaves, structure = flatten(batch)
@@ -298,6 +289,7 @@ class PlannedTraining:
             ),
             "the loss, or another rank's part",
         )
+        self.settle()
         raise NonFiniteLoss(
             f"step {self._at}: the loss is {loss:g}; a number that is not finite was "
             f"first seen in {where}. This step changed no parameter and the last "
@@ -337,11 +329,11 @@ def start_planned(
     buffers = dict(model.named_buffers())
     for other in (*named, *buffers):
         homes.setdefault(other, replicated(mesh))
-    parts = {n: _part(p, homes[n], wire.rank) for n, p in named.items()}
+    parts = {n: part_of(p, homes[n], wire.rank) for n, p in named.items()}
     repoint(
         optimizer,
         {named[n]: parts[n] for n in named},
-        cut=_state_cutter(named, homes, wire.rank),
+        cut=state_cutter(named, homes, wire.rank),
     )
     training = PlannedTraining(
         name,
@@ -351,7 +343,7 @@ def start_planned(
         mesh,
         divide,
         parts,
-        {n: _own_cut(b, homes[n], wire.rank) for n, b in buffers.items()},
+        {n: own_cut(b, homes[n], wire.rank) for n, b in buffers.items()},
         {n: tuple(t.shape) for n, t in (*named.items(), *buffers.items())},
         homes,
         clip_norm,
@@ -384,42 +376,6 @@ def with_totals(program: Program, size: int) -> Program:
 
 def _summed(mesh: Mesh) -> Layout:
     return Layout(mesh, [P()] * len(mesh.axes))
-
-
-def _is_whole(layout: Layout) -> bool:
-    return all(isinstance(p, Broadcast) for p in layout.placements)
-
-
-def _cut(whole: Tensor, layout: Layout, rank: int) -> Tensor:
-    shape = tuple(whole.shape)
-    return whole[relative(part_box(shape, layout, rank), tuple((0, n) for n in shape))]
-
-
-def _own_cut(whole: Tensor, layout: Layout, rank: int) -> Tensor:
-    """The tensor itself, or a part with memory of its own."""
-    if _is_whole(layout):
-        return whole
-    return _cut(whole.detach(), layout, rank).clone(
-        memory_format=torch.contiguous_format
-    )
-
-
-def _part(parameter: nn.Parameter, layout: Layout, rank: int) -> nn.Parameter:
-    if _is_whole(layout):
-        return parameter
-    part = _own_cut(parameter, layout, rank)
-    return nn.Parameter(part, requires_grad=parameter.requires_grad)
-
-
-def _state_cutter(
-    named: dict[str, nn.Parameter], homes: dict[str, Layout], rank: int
-) -> Callable[[Tensor, Tensor], Tensor]:
-    layouts = {id(parameter): homes[name] for name, parameter in named.items()}
-
-    def cut(value: Tensor, parameter: Tensor) -> Tensor:
-        return _own_cut(value, layouts[id(parameter)], rank)
-
-    return cut
 
 
 def _check_step(training: PlannedTraining) -> None:
