@@ -7,7 +7,7 @@ and in-process twins need none. `placet.wire` binds ranks to processes when a jo
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
 
@@ -39,6 +39,7 @@ class Mesh:
     axes: tuple[str, ...]
     sizes: tuple[int, ...]
     ranks: tuple[int, ...]
+    _hash: int = field(repr=False, compare=False)
 
     def __init__(self, axes: str, ranks: Sequence[int] | None = None) -> None:
         if not isinstance(axes, str):
@@ -57,6 +58,10 @@ class Mesh:
         object.__setattr__(self, "axes", names)
         object.__setattr__(self, "sizes", sizes)
         object.__setattr__(self, "ranks", ranks)
+        object.__setattr__(self, "_hash", hash((names, sizes, ranks)))
+
+    def __hash__(self) -> int:
+        return self._hash  # kept: layouts are keys everywhere, and ranks may be many
 
     def __repr__(self) -> str:
         grid = ", ".join(f"{a}={n}" for a, n in zip(self.axes, self.sizes, strict=True))

@@ -55,13 +55,18 @@ def fitted(
         ends: when to stop searching (`time.monotonic`).
 
     Returns:
-        The first plan that fits; or else the leanest that was found.
+        The first plan that fits; or else the leanest that was found. Without a limit
+        the peak is not counted, as that takes as long as the search: it is the row.
     """
     limit = problem.memory_bytes
+    if limit is None:
+        assert solution.assignment is not None
+        row = evaluate(problem, solution.assignment).memory_bytes
+        return Fitted(decide(problem, mesh, solution.assignment), solution, row, row)
     best = _measured(graph, mesh, problem, solution, storage)
-    row_limit = float("inf") if limit is None else limit
+    row_limit = limit
     for _ in range(ATTEMPTS):
-        if limit is None or best.peak_bytes <= limit or time.monotonic() >= ends:
+        if best.peak_bytes <= limit or time.monotonic() >= ends:
             break
         row_limit = min(row_limit, best.row_bytes) - (best.peak_bytes - limit)
         tighter = replace(problem, memory_bytes=row_limit)

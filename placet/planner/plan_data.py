@@ -38,7 +38,8 @@ class PlanData:
         solver: which search found it.
         search_seconds: of capturing, building the problem, and solving.
         memory_limit_bytes: what each rank may hold; None for no limit.
-        memory_bytes: what the fullest rank holds at its peak, as predicted.
+        memory_bytes: what the fullest rank holds at its peak, as predicted; without a
+            limit only what states hold and the forward keeps.
         fingerprint: of the captured model; a plan works for no other.
         batch: shape and dtype of each tensor of the batch it is for.
         precision: that the step was captured in.

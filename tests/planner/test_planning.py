@@ -72,7 +72,7 @@ def test_the_bound_is_of_all_meshes() -> None:
 
 def test_memory_is_kept_and_costs_bytes() -> None:
     model, batch = perceptron(64, 64, 64, 64), batch_of(256, 64, 64)
-    free = planned(model, batch, mesh=Mesh("a=4"))
+    free = planned(model, batch, mesh=Mesh("a=4"), memory="1GiB")
     limit = int(0.8 * free.memory_bytes)
     tight = planned(model, batch, mesh=Mesh("a=4"), memory=limit)
     assert tight.memory_bytes <= limit
