@@ -72,8 +72,8 @@ def _find(graph: Graph) -> list[Loss]:
         (out,) = op.outputs
         if out is None or len(graph.tensors[out].shape) != 2:
             continue
-        if op.args[1] not in (1, -1):
-            continue
+        if op.args[1] not in (1, -1) or op.args[2]:
+            continue  # other dims; or the result is wider than the scores
         loss = _match(op, readers.get(out, []), readers, graph)
         if loss is not None:
             found.append(loss)
@@ -84,10 +84,12 @@ def _match(
     softmax: Op, users: list[Op], readers: dict[str, list[Op]], graph: Graph
 ) -> Loss | None:
     by_target = {op.target: op for op in users}
+    if len(by_target) < len(users):  # two losses of the same scores
+        return None
     forward = by_target.pop(aten.nll_loss_forward.default, None)
     nll_backward = by_target.pop(aten.nll_loss_backward.default, None)
     softmax_backward = by_target.pop(aten._log_softmax_backward_data.default, None)
-    if forward is None or by_target or len(users) > 3:
+    if forward is None or by_target:
         return None
     if forward.args[2] is not None or forward.args[3] not in (MEAN, SUM):
         return None

@@ -29,8 +29,8 @@ from placet.program.normalise.rewriting import Rewriting
 
 aten = torch.ops.aten
 
-ROW_WISE = {exp_sum, target_logit, cross_entropy_gradient, aten._to_copy.default}
-"""Functions of rows: the leading dims may be any."""
+OF_ROWS = {exp_sum, target_logit, cross_entropy_gradient}
+"""Functions of rows: the leading dims may be any, and the same in all inputs."""
 
 
 def unflatten(graph: Graph) -> Graph:
@@ -144,18 +144,21 @@ class _Walk:
 
     def _sum(self, op: Op) -> bool:
         (source,), (out,) = op.inputs, op.outputs
-        if source not in self.flat or tuple(op.args[1]) != (0,) or op.kwargs:
+        if source not in self.flat or op.args[1] != (0,) or op.kwargs:
             return False
         assert out is not None
-        whole, shape = self.flat[source], self.work.meta(out).shape
+        whole, made_meta = self.flat[source], self.work.meta(out)
+        shape, dtype = made_meta.shape, made_meta.dtype
         lead = self._lead(source)
         rest = self.work.meta(whole).shape[len(lead) :]
         dims = tuple(range(len(lead)))
         over = (Ref(whole), dims, False)
         if shape == rest:
-            self.work.emit(op, op.target, over, name=out, shape=rest)
+            self.work.emit(op, op.target, over, name=out, shape=rest, dtype=dtype)
             return True
-        made = self.work.emit(op, op.target, over, name=f"{out}_nd", shape=rest)
+        made = self.work.emit(
+            op, op.target, over, name=f"{out}_nd", shape=rest, dtype=dtype
+        )
         args = (Ref(made), shape)
         self.work.emit(op, aten.view.default, args, name=out, shape=shape)
         return True
@@ -174,10 +177,10 @@ class _Walk:
 
     def _amax(self, op: Op) -> bool:
         (source,), (out,) = op.inputs, op.outputs
-        if source not in self.flat or tuple(op.args[1]) not in ((-1,), (1,)):
+        if source not in self.flat or op.args[1:] not in (((-1,),), ((1,),)):
             return False
         assert out is not None
-        if len(self.work.meta(source).shape) != 2 or len(op.args) > 2:
+        if len(self.work.meta(source).shape) != 2:
             return False
         whole = self.flat[source]
         shape = self.work.meta(whole).shape[:-1]
@@ -198,9 +201,12 @@ class _Walk:
         if any(self._lead(name) != lead for name in flat):
             return False
         width = max(len(shapes[name]) for name in flat)
+        of_rows = op.target in OF_ROWS
+        if not of_rows and any(len(shapes[name]) != width for name in flat):
+            return False  # the rows of one are another dim's indices of the other
         for name, shape in shapes.items():
             # Others must say nothing about rows: they broadcast over them.
-            broadcasts = len(shape) < width or shape[0] == 1
+            broadcasts = not of_rows and (len(shape) < width or shape[0] == 1)
             if name not in self.flat and shape and not broadcasts:
                 return False
         meta = self.work.meta(out)
@@ -225,6 +231,5 @@ class _Walk:
 
 def _is_row_wise(op: Op) -> bool:
     tags = getattr(op.target, "tags", ())
-    return (torch.Tag.pointwise in tags or op.target in ROW_WISE) and not (
-        op.returns_tuple
-    )
+    known = op.target in OF_ROWS or op.target is aten._to_copy.default
+    return (known or torch.Tag.pointwise in tags) and not op.returns_tuple
