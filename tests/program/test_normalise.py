@@ -10,6 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from placet.program.capture import capture, state_tensors
+from placet.program.functions.batch_norm import (
+    batch_moments,
+    batch_norm_apply,
+    batch_norm_grad_sums,
+    batch_norm_gradient,
+    batch_sums,
+)
 from placet.program.interpret import interpret
 from placet.program.normalise.normalise import normalise
 
@@ -113,3 +120,19 @@ def test_two_losses_of_one_log_softmax_without_backward() -> None:
     found = interpret(graph, states, captured.flatten(batch))
     assert graph.loss is not None
     torch.testing.assert_close(found[graph.loss], loss(model, batch).detach())
+
+
+def test_batch_norm_of_half_precision_rounds_once() -> None:
+    torch.manual_seed(3)
+    x = (torch.randn(64, 3, 4, 4) + 8).bfloat16()
+    grad, weight, bias = torch.randn(x.shape).bfloat16(), torch.rand(3), torch.rand(3)
+    precise = x.double().requires_grad_()
+    scale = (weight.double(), bias.double())
+    expected = F.batch_norm(precise, None, None, *scale, training=True)
+    (gradient,) = torch.autograd.grad(expected, precise, grad.double())
+    moments = batch_moments(batch_sums(x), 1024.0)
+    made = batch_norm_apply(x, moments, weight, bias, 1e-5)
+    sums = batch_norm_grad_sums(grad, x, moments, 1e-5)
+    back = batch_norm_gradient(grad, x, moments, sums, weight, 1024.0, 1e-5)
+    torch.testing.assert_close(made, expected.bfloat16(), rtol=2**-8, atol=1e-4)
+    torch.testing.assert_close(back, gradient.bfloat16(), rtol=2**-8, atol=1e-4)

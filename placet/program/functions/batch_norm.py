@@ -40,7 +40,9 @@ def batch_norm_apply(
     shift = -moments[0] * factor
     if bias is not None:
         shift = shift + bias
-    return x * _wide(factor.to(x.dtype), x) + _wide(shift.to(x.dtype), x)
+    wide = _precise(x)
+    made = wide * _wide(factor, wide) + _wide(shift, wide)
+    return made.to(x.dtype)
 
 
 def batch_norm_grad_sums(
@@ -48,9 +50,9 @@ def batch_norm_grad_sums(
 ) -> Tensor:
     """-> (2, C): sums of the gradient and of gradient times normalised x, float64."""
     dims = _dims(x)
-    wide = grad.double()
+    wide, centred = grad.double(), x.double()
     mean, factor = moments[0], (moments[1] + eps).rsqrt()
-    centred = x.double() - _wide(mean, x)
+    centred = centred - _wide(mean, centred)
     return torch.stack([wide.sum(dims), (wide * centred).sum(dims) * factor])
 
 
@@ -68,17 +70,23 @@ def batch_norm_gradient(
     slope = grad_sums[1] / count * factor
     offset = grad_sums[0] / count - mean * slope
     scale = factor if weight is None else factor * weight
-    inner = grad - x * _wide(slope.to(x.dtype), x) - _wide(offset.to(x.dtype), x)
-    return inner * _wide(scale.to(x.dtype), x)
+    wide = _precise(x)
+    inner = grad - wide * _wide(slope, wide) - _wide(offset, wide)
+    return (inner * _wide(scale, wide)).to(x.dtype)
 
 
 def _dims(x: Tensor) -> list[int]:
     return [dim for dim in range(x.dim()) if dim != 1]
 
 
+def _precise(x: Tensor) -> Tensor:
+    """Half-precision values as float32: scale and shift nearly cancel."""
+    return x.float() if x.dtype.itemsize < 4 else x
+
+
 def _wide(values: Tensor, like: Tensor) -> Tensor:
-    """(C,) as (1, C, 1, ...)."""
-    return values.view(1, -1, *([1] * (like.dim() - 2)))
+    """(C,) as (1, C, 1, ...), in the dtype of the other."""
+    return values.to(like.dtype).view(1, -1, *([1] * (like.dim() - 2)))
 
 
 def moved_average(
