@@ -13,7 +13,7 @@ from typing import cast, get_args
 from rich.console import Console
 
 from placet.cost.objective import Unit
-from placet.errors import PlacetError
+from placet.errors import PlacetError, PlanError
 from placet.job.job import Job
 from placet.job.plan_job import first_batch
 from placet.job.recipes import find_recipe, read_settings
@@ -69,7 +69,7 @@ def run(question: Question) -> int:
                 f"recipe {recipe.name} gives no Job with a loss and data to plan for"
             )
         _answer(question, job, cluster, mesh)
-    except (ValueError, TypeError, OSError) as error:
+    except (PlanError, ValueError, TypeError, OSError) as error:
         print(f"placet: {error}", file=sys.stderr, flush=True)
         return BAD_INPUT
     except PlacetError as error:

@@ -337,3 +337,9 @@ def share_of(training: Training | PlannedTraining) -> tuple[int, int]:
     if isinstance(training, PlannedTraining):
         return 0, 1
     return training.wire.rank, training.wire.num_ranks
+
+
+def plan_of(training: Training | PlannedTraining) -> Plan | None:
+    """The plan that a job trains by; None without one."""
+    divide = getattr(training, "divide", None)
+    return divide.plan if isinstance(divide, _Divides) else None

@@ -25,6 +25,7 @@ from placet.job.events import (
     Started,
     StepDone,
 )
+from placet.job.plan_record import plan_event
 from placet.job.view import JobView
 from placet.program.program import Program
 from placet.run.events import NodeFired
@@ -130,6 +131,7 @@ def _start(job: JobView, event: Started) -> dict[str, Any]:
         "last_step": event.last_step,
         "mesh": repr(job.mesh),
         "plan": event.plan,
+        "division": plan_event(job.training) if job.rank == 0 else None,
         "argv": sys.argv,
         "environment": environment(),
         "model": {

@@ -20,6 +20,7 @@ from placet.job import report_timeline as timeline
 from placet.job.report_curves import Chart, Series
 from placet.job.report_curves import draw as draw_chart
 from placet.job.report_events import RankEvents, RunEvents, as_number, read_run
+from placet.job.report_plan import read_plan
 from placet.job.report_summary import (
     MAX_METRICS,
     clock,
@@ -90,6 +91,7 @@ def _page(run: RunEvents) -> dict[str, Any]:
         "charts": charts(run.first),
         "evaluations": _evaluations(run.first),
         "plan": str(start.get("plan") or "").strip("\n"),
+        "division": read_plan(start.get("division")),
         "boxings": rows,
         "boxing_total": total_row(rows) if len(rows) > 1 else None,
         "ranks": [r.rank for r in run.ranks],
