@@ -266,6 +266,11 @@ def _pinned(
     """The nodes, with the choices that the user's pins allow."""
     about = [pinned_names(pin, graph) for pin in pins]
     for pin, names in zip(pins, about, strict=True):
+        if pin.axis not in (None, *mesh.axes):
+            raise ValueError(
+                f"Pin({pin.pattern!r}, {pin.axis!r}): {mesh!r} has the axes "
+                f"{', '.join(mesh.axes)}"
+            )
         if not names:
             raise ValueError(
                 f"Pin({pin.pattern!r}) matches no "

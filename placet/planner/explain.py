@@ -37,6 +37,14 @@ def explain(plan: PlanData, graph: Graph, name: str) -> str:
     ops |= {n: op for op in graph.ops for n in op.outputs if n is not None}
     if name not in ops and name not in states:
         name = next((op.name for op in graph.ops if op.module == name), name)
+    known = {*plan.division.homes, *plan.division.signatures}
+    names = (*(s.name for s in graph.states), *(op.name for op in graph.ops))
+    strange = [n for n in names if n not in known]
+    if strange:
+        raise ValueError(
+            f"the plan knows no {strange[0]!r}: the graph is of another model, loss or "
+            "number of ranks than the plan; make it by graph_for with the plan's own"
+        )
     if name in states:
         state = states[name]
         shape = graph.tensors[state.tensor].shape

@@ -12,6 +12,7 @@ whose input or output is then pinned. Without an axis a pin holds on all.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import get_args
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class Pin:
         forbid: the placement shall not be.
 
     Raises:
-        ValueError: not exactly one of home, input and output is given.
+        ValueError: not exactly one of home, input and output is given, or no placement.
     """
 
     pattern: str
@@ -49,6 +50,11 @@ class Pin:
             raise ValueError(
                 f"Pin({self.pattern!r}): give one of home=, input= and output=, such "
                 f"as home=S(0); got {len(given)}"
+            )
+        if not isinstance(given[0], get_args(Placement)):
+            raise ValueError(
+                f"Pin({self.pattern!r}): {given[0]!r} is no placement, such as "
+                "placet.S(0), placet.B or placet.P()"
             )
 
     @property
@@ -104,9 +110,11 @@ def allowed(pins: Sequence[Pin], node: Node, placed: "Placed") -> list[int]:
                 repr(p) for i in kept for p in _on_axis(pin, placed, i)
             )
             where = f" @{pin.axis}" if pin.axis else ""
+            others = ", ".join(repr(p.pattern) for p in pins if p is not pin)
             raise ValueError(
                 f"{pin.placement!r}{where}, pinned by Pin({pin.pattern!r}), {what} "
                 f"{node.label or node.name} can have: {', '.join(known)}"
+                + (f"; it is pinned by {others} as well" if others else "")
             )
         kept = left
     return kept

@@ -50,6 +50,8 @@ class Plan(PlanData):
             text = Path(path).read_text()
         except OSError as error:
             raise PlanError(f"{path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise PlanError(f"{path} is no text, so no plan ({error})") from error
         return Plan.from_json(text)
 
     def to_json(self) -> str:

@@ -13,10 +13,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
+from placet.cost.objective import Unit
 from placet.errors import PlanError
 from placet.placement.cluster import parse, render
 from placet.placement.layout import Layout
@@ -76,10 +77,17 @@ def data_of(text: str) -> dict[str, Any]:
     """
     try:
         found = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds a {type(found).__name__}, not an object")
         if found.get("format") != FORMAT:
             raise ValueError(f"its format is {found.get('format')!r}, not {FORMAT!r}")
         return _plan(found)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except KeyError as error:
+        raise PlanError(
+            f"this is no plan that can be read: it has no {error}; make it with "
+            "`placet plan ... --out plan.json`"
+        ) from error
+    except (ValueError, TypeError, AttributeError, IndexError) as error:
         raise PlanError(
             f"this is no plan that can be read ({error}); make it with `placet plan "
             "... --out plan.json`"
@@ -88,6 +96,11 @@ def data_of(text: str) -> dict[str, Any]:
 
 def _plan(found: Mapping[str, Any]) -> dict[str, Any]:
     mesh = _mesh(found["mesh"])
+    if found["unit"] not in get_args(Unit):
+        raise ValueError(f"its unit is {found['unit']!r}, not bytes or seconds")
+    for key in ("cost", "bound", "memory_bytes"):
+        if not isinstance(found[key], int | float):
+            raise ValueError(f"its {key} is {found[key]!r}, not a number")
     layouts = [_layout(text, mesh) for text in found["layouts"]]
     picked = [_signatures(text) for text in found["signatures"]]
     namer = Namer()

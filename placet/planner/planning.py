@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from torch import nn
 from torch.optim import Optimizer
@@ -126,11 +126,13 @@ def plan(
     Raises:
         CaptureError: the step cannot be captured.
         PlanError: nothing fits the memory; says the least that would do.
-        ValueError: a mesh of another size than the cluster; a pin without a choice.
+        ValueError: a mesh of another size than the cluster; a pin without a choice; an
+            option that is none.
 
     Source: AutoDDL (arXiv:2301.06813); differs in a bound, in activations counted as
     memory, in boxings shared by all readers, and in running on stock PyTorch.
     """
+    _check_question(objective, mesh, max_axes, pins, precision, time_limit_seconds)
     began = time.monotonic()
     tell = watch or (lambda _: None)
     cluster = cluster or Cluster.here(None if mesh is None else mesh.num_ranks)
@@ -156,6 +158,39 @@ def plan(
     )
     found = search(captured, graph, wanted, time.monotonic() - began, tell)
     return replace(found, precision=precision)
+
+
+def _check_question(
+    objective: object,
+    mesh: object,
+    max_axes: int,
+    pins: object,
+    precision: object,
+    time_limit_seconds: float,
+) -> None:
+    """Options that mean nothing are refused before anything is traced.
+
+    Raises:
+        ValueError: says what was given, and what could be.
+    """
+    named = (("objective", objective, Unit), ("precision", precision, Precision))
+    for name, value, kind in named:
+        if value not in get_args(kind):
+            known = " or ".join(map(repr, get_args(kind)))
+            raise ValueError(f"{name}={value!r}: choose {known}")
+    if not isinstance(mesh, Mesh | None):
+        raise ValueError(f"mesh={mesh!r}: give a mesh, such as placet.Mesh('data=2')")
+    if not isinstance(pins, Sequence) or not all(isinstance(p, Pin) for p in pins):
+        raise ValueError(
+            f"pins={pins!r}: give a list of pins, such as "
+            "[placet.Pin('*.weight', home=placet.S(0))]"
+        )
+    if max_axes < 1:
+        raise ValueError(f"max_axes={max_axes}: a mesh has at least 1 axis")
+    if not time_limit_seconds > 0:
+        raise ValueError(
+            f"time_limit_seconds={time_limit_seconds}: give a time above 0"
+        )
 
 
 def graph_for(
@@ -291,7 +326,7 @@ def parse_bytes(text: str | int) -> float:
     Raises:
         ValueError: neither a number nor a number with a unit.
     """
-    found = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", str(text))
+    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([A-Za-z]*)\s*", str(text))
     if found is None or found[2].upper() not in _UNITS or float(found[1]) <= 0:
         raise ValueError(f"memory={text!r}: write a size such as '8GiB' or '500MB'")
     return float(found[1]) * _UNITS[found[2].upper()]

@@ -22,6 +22,7 @@ from placet.placement.layout import Shape
 from placet.program.capture_graph import graph_of
 from placet.program.capture_model import (
     Step,
+    check_traceable,
     explained,
     frozen_attributes,
     mode_of,
@@ -103,9 +104,12 @@ def capture(
 
     Raises:
         CaptureError: the loss is no 0-d tensor that depends on a parameter; values of
-            tensors decide what runs; the forward changed the model's attributes.
+            tensors decide what runs; the forward changed the model's attributes or the
+            batch.
+        ValueError: no module.
     """
     leaves, structure = flatten(batch)
+    check_traceable(model, leaves)
     given = tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     device = next((t.device.type for t in model.parameters()), "cpu")
     with ExitStack() as stack:

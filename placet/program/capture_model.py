@@ -2,17 +2,18 @@
 
 import copy
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from placet.errors import CaptureError
 from placet.program.capture_constants import KnownValues
-from placet.torch_private.aot import DATA_DEPENDENT, fake_mode
+from placet.torch_private.aot import DATA_DEPENDENT, NotCaptured, fake_mode
 from placet.torch_private.pytree import unflatten
 
 
@@ -65,14 +66,59 @@ def _called(model: nn.Module, batch: Any) -> Any:
 
 
 def _loss_and_count(result: Any) -> tuple[Tensor, ...]:
+    if isinstance(result, tuple) and len(result) != 2:
+        raise CaptureError(
+            f"the loss is a tuple of {len(result)}; give the loss, or (loss, number of "
+            "targets)"
+        )
     loss, count = result if isinstance(result, tuple) else (result, None)
     if not isinstance(loss, Tensor) or loss.dim():
-        kind = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss)
+        kind = (
+            f"shape {list(loss.shape)}"
+            if isinstance(loss, Tensor)
+            else type(loss).__name__
+        )
         raise CaptureError(
-            f"the loss is {kind}; a plan needs a loss of no dims, the mean over the "
+            f"the loss is of {kind}; a plan needs a loss of no dims, the mean over the "
             "batch: give loss=lambda model, batch: ..."
         )
     return (loss, count) if isinstance(count, Tensor) else (loss,)
+
+
+def check_traceable(model: nn.Module, leaves: Sequence[Any]) -> None:
+    """Refuse what torch cannot trace, before it tries.
+
+    Raises:
+        CaptureError: lazy or scripted modules; an empty batch; a batch on meta only.
+        ValueError: no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model is a {type(model).__name__}: give an nn.Module")
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"{path or 'the model'!r} is compiled by torch.jit, which no graph can "
+                "be captured from: give the plain module"
+            )
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    lazy = [name for name, t in tensors if is_lazy(t)]
+    if lazy:
+        raise CaptureError(
+            f"{lazy[0]!r} has no shape yet: call the lazy module with a batch first"
+        )
+    given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    empty = [i for i, t in enumerate(given) if t.dim() and not t.shape[0]]
+    if empty:
+        raise CaptureError(
+            f"tensor {empty[0]} of the batch has no rows, shape "
+            f"{list(given[empty[0]].shape)}: give a batch as large as in training"
+        )
+    is_meta = all(t.device.type == "meta" for _, t in tensors)
+    if tensors and not is_meta and any(t.device.type == "meta" for t in given):
+        raise CaptureError(
+            "the batch is on the meta device and the model is not: make the batch by "
+            "torch.zeros, or move the model by .to('meta') as well"
+        )
 
 
 @contextmanager
@@ -147,10 +193,13 @@ def explained(model: nn.Module) -> Iterator[None]:
     """Say where in the model a step cannot be captured.
 
     Raises:
-        CaptureError: values of tensors decide which operators run, or their sizes.
+        CaptureError: values of tensors decide which operators run, or their sizes; the
+            forward changes tensors that are no buffers.
     """
     try:
         yield
+    except NotCaptured as error:
+        raise CaptureError(str(error)) from error
     except DATA_DEPENDENT as error:
         module, line = place_of(error, model)
         raise CaptureError(

@@ -44,6 +44,11 @@ DATA_DEPENDENT = (
 )
 """What tracing raises where values decide which operators run, or their sizes."""
 
+
+class NotCaptured(Exception):
+    """A step has inputs or outputs that no graph of ours has."""
+
+
 Kind = Literal[
     "parameter", "buffer", "input", "tangent", "output", "gradient", "mutation"
 ]
@@ -254,8 +259,10 @@ def _input(node: torch.fx.Node) -> Described:
             return Described("input", idx, node)
         case TangentAOTInput(output=PlainAOTOutput(idx=idx)):
             return Described("tangent", idx, node)
+        case TangentAOTInput(output=InputMutationAOTOutput(mutated_input=changed)):
+            raise _changes(changed)
         case other:
-            raise NotImplementedError(f"the graph has an input {other}")
+            raise NotCaptured(f"a step with an input {other} cannot be captured")
 
 
 def _output(node: torch.fx.Node, desc: object) -> Described | None:
@@ -268,5 +275,21 @@ def _output(node: torch.fx.Node, desc: object) -> Described | None:
             return Described("mutation", target, node)
         case None | GradAOTOutput():
             return None
+        case InputMutationAOTOutput(mutated_input=changed):
+            raise _changes(changed)
         case other:
-            raise NotImplementedError(f"the graph has an output {other}")
+            raise NotCaptured(f"a step with an output {other} cannot be captured")
+
+
+def _changes(changed: object) -> NotCaptured:
+    match changed:
+        case PlainAOTInput(idx=idx):
+            what = f"tensor {idx} of the batch"
+        case ParamAOTInput(target=target) | BufferAOTInput(target=target):
+            what = repr(target.removeprefix("model."))
+        case other:
+            what = str(other)
+    return NotCaptured(
+        f"the forward changes {what} in place, which a plan cannot divide: change a "
+        "clone of it"
+    )
