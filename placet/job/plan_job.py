@@ -114,8 +114,7 @@ def build_planned(
             f"{wire.num_ranks}: start it with -n {plan.mesh.num_ranks}, or plan again"
         )
     _check_optimizer(used, plan)
-    mark = hashlib.sha256(plan.to_json().encode()).hexdigest()[:16]
-    check_same_everywhere(model, used, replace(settings, plan=mark), wire)
+    check_same_everywhere(model, used, replace(settings, plan=_mark(plan)), wire)
     divides = _Divides(model, loss, settings, plan, used, wire)
     return start_planned(
         name,
@@ -128,6 +127,21 @@ def build_planned(
         seed=settings.seed,
         compile=compile,
     )
+
+
+def _mark(plan: Plan) -> str:
+    """A hash of what a plan decides; how it was found may differ between ranks."""
+    decided = replace(
+        plan,
+        cost=0.0,
+        bound=0.0,
+        is_complete=True,
+        solver="",
+        search_seconds={},
+        meshes=(),
+        notes=(),
+    )
+    return hashlib.sha256(decided.to_json().encode()).hexdigest()[:16]
 
 
 def _planned_now(

@@ -406,3 +406,16 @@ def test_compiled_as_one_rank() -> None:
     for one in run_ranks(2, train, two, timeout=240.0):
         assert one is not None
         assert_same_run(one, alone, tolerance=1e-9)
+
+
+def test_how_a_plan_was_found_may_differ() -> None:
+    def losses(wire: Wire) -> list[float]:
+        found: Plan = trial.options["plan"]
+        own = replace(found, search_seconds={"search": float(wire.rank)}, notes=("x",))
+        return train(
+            wire, replace(trial, options={**trial.options, "plan": own})
+        ).losses
+
+    trial = planned(Trial(Mlp, sgd, steps=2), "a=2", SPLIT)
+    first, second = run_threads(2, losses)
+    assert first == second

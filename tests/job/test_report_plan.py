@@ -75,7 +75,7 @@ def test_bytes_by_module_are_the_largest_first() -> None:
 
 def shown_top(plan: dict[str, Any]) -> float:
     """The longest bar: the largest module's, or the rest's."""
-    sizes = sorted((move[3] for move in plan["moves"]), reverse=True)
+    sizes: list[float] = sorted((move[3] for move in plan["moves"]), reverse=True)
     return max(sizes[0], sum(sizes[MAX_MODULES:]))
 
 
