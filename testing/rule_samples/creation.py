@@ -35,6 +35,7 @@ SAMPLES = (
     sample(aten.new_zeros.default, X, (5, 4)),
     sample(aten.new_ones.default, X, (3,), dtype=torch.bool),
     Sample(aten.new_empty.default, (X, (3, 6)), has_values=False),
+    Sample(aten.new_empty_strided.default, (X, (3, 6), (1, 3)), has_values=False),
     sample(aten.arange.default, 7),
     sample(aten.arange.default, 7, dtype=F64),
     sample(aten.arange.start, 2, 9),

@@ -95,6 +95,12 @@ _NEW: Mapping[Any, Any] = {
 """What makes a tensor of other sizes than the input's."""
 
 
+def _packed(operator: Operator, parts: Parts) -> Call:
+    """new_empty_strided: a part has strides of its own, without gaps."""
+    args = (operator.args[0], parts.output_shape(operator))
+    return Call(aten.new_empty.default, args, operator.kwargs)
+
+
 def _start_and_step(operator: Operator) -> tuple[Any, Any]:
     numbers = [x for x in operator.args if isinstance(x, int | float)]
     start = numbers[0] if len(numbers) > 1 else 0
@@ -152,6 +158,7 @@ RULES: Mapping[Any, Rule] = {
     aten.new_zeros.default: _like(_zero, _NEW_SIZES),
     aten.new_ones.default: _like(_one, _NEW_SIZES),
     aten.new_empty.default: _like(_nothing, _NEW_SIZES),
+    aten.new_empty_strided.default: _like(_nothing, _packed),
     aten.arange.default: _COUNT,
     aten.arange.start: _COUNT,
     aten.arange.start_step: _COUNT,
