@@ -88,15 +88,31 @@ class Domain:
         return self._trees[src, goals]
 
     def path(self, src: int, dst: int) -> list[tuple[int, int]]:
-        """The steps of the cheapest path."""
+        """The steps of a cheapest path, as few as can be; steps of no price may loop.
+
+        Raises:
+            ValueError: no steps lead there.
+        """
+        came, reached = {src: src}, [src]
+        for here in reached:
+            if dst in came:
+                break
+            least = self.prices[here, dst]
+            through = self.steps[here] + self.prices[:, dst]
+            tight = np.isfinite(through) & (through <= least * (1 + 1e-12))
+            for there in np.flatnonzero(tight).tolist():
+                if there not in came:
+                    came[there] = here
+                    reached.append(there)
+        if dst not in came:
+            raise ValueError(
+                f"no steps from {self.layouts[src]} to {self.layouts[dst]}"
+            )
         steps = []
-        while src != dst:
-            through = self.steps[src] + self.prices[:, dst]
-            through[src] = np.inf
-            best = int(np.argmin(through))
-            steps.append((src, best))
-            src = best
-        return steps
+        while dst != src:
+            steps.append((came[dst], dst))
+            dst = came[dst]
+        return steps[::-1]
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
     1  leave out choices that others replace                       -> reduce.py
     2  solve the linear relaxation, layers tied: the bound         -> relax.py
     3  round it, descend over classes, then over single nodes      -> descent.py
+       and move whole trees of classes at once                     -> forests.py
     4  if a gap is left: whole numbers, with ties, then without
 
 Whole numbers with ties restrict the problem, so that run gives plans and no bound. The
-run without ties gives both.
+run without ties gives both. Problems that are not small are done at GOOD_GAP: what the
+last thousandths cost in time is not worth it.
 """
 
 import math
@@ -17,17 +19,20 @@ import numpy as np
 
 from placet.planner.classes import Ties, ties_of, untied
 from placet.planner.descent import Descended, descend_within
+from placet.planner.forests import improve
 from placet.planner.linear import Solved
 from placet.planner.problem import Assignment, Floats, Problem, Solution, evaluate
 from placet.planner.reduce import needed_choices
 from placet.planner.relax import Relaxation, relax
 from placet.planner.table import Table
 
-SMALL = 20_000
+SMALL = 8_000
 """Columns, without ties, up to which the best plan is searched exactly."""
 LARGEST = 400_000
 """Columns above which whole numbers are not tried."""
-LP_SHARE = 0.7
+PATIENCE = 12
+"""Moves along forests that may fail in a row."""
+LP_SHARE = 0.8
 """Of the time, so that some is left to descend in."""
 EXACT_GAP = 1e-9
 GOOD_GAP = 5e-3
@@ -134,12 +139,28 @@ class _Run:
         if end is None:
             return
         self._offer(table.assignment(end.choices, end.rate))
+        if not self._is_good():
+            end = self._moved(table, end)
         if not ties.is_trivial:
             free = untied(self.problem)
             single = [0] * len(self.problem.nodes)
             for n, v in enumerate(ties.node_class):
                 single[n] = end.choices[v]
             self._polish(free, single, end)
+
+    def _moved(self, table: Table, end: Descended) -> Descended:
+        """Moves trees of classes at once; keeps what fits the memory."""
+        wanted = self.bound + GOOD_GAP * abs(self.bound)
+        seconds = (1 - LP_SHARE) * self.left
+        found = improve(
+            table,
+            end,
+            patience=PATIENCE,
+            deadline=time.monotonic() + seconds,
+            wanted=-math.inf if self.is_small else wanted,
+        )
+        fits = self._offer(table.assignment(found.choices, found.rate))
+        return found if fits else end
 
     def _polish(self, free: Ties, single: list[int], end: Descended) -> None:
         table = Table(self.problem, free.nodes)

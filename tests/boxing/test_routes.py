@@ -173,6 +173,15 @@ def test_a_domain_for_a_thousand_ranks_is_quick():
     assert len(domain.layouts) == 125
 
 
+def test_paths_end_though_steps_of_no_price_lead_back():
+    steps = np.array([[0.0, 0.0, np.inf], [0.0, 0.0, 0.0], [np.inf, 9.0, 0.0]])
+    prices = np.array([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [9.0, 9.0, 0.0]])
+    layouts = tuple(Layout(Mesh("a=2"), (p,)) for p in (B, S(0), S(1)))
+    domain = Domain(layouts, steps, prices, np.ones(3))
+    assert domain.path(0, 2) == [(0, 1), (1, 2)]
+    assert domain.path(2, 0) == [(2, 1), (1, 0)]
+
+
 def test_one_step_or_an_error():
     mesh = Mesh("a=2, b=2")
     src, dst = Layout(mesh, [S(0), P()]), Layout(mesh, [B, S(0)])
