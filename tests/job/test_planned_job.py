@@ -3,100 +3,25 @@
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.optim import LBFGS, SGD, Adam, Muon, Optimizer
+from torch import nn
+from torch.optim import LBFGS, Muon, Optimizer
 from torch.optim.lr_scheduler import StepLR
 
 from placet.errors import NonFiniteLoss, PlanError
 from placet.job.checkpoint import Checkpoints
 from placet.job.events import Evaluated, Event, StepDone
 from placet.job.job import Job
-from placet.job.plan_job import first_batch
 from placet.placement.mesh import Mesh
-from placet.placement.placement import S
-from placet.planner.pins import Pin
 from placet.planner.plan import Plan
-from placet.planner.planning import plan
-from placet.run.events import NodeFired
-from placet.run.planned_state import Wholes
-from placet.run.planned_training import PlannedTraining
 from placet.wire.interface import Wire
 from testing.ranks import run_ranks, run_threads
+from tests.job.planned_trials import SPLIT, ConvNet, Mlp, adam, make_job, planned, sgd
 from tests.job.trial import Trial, assert_same_run, train, train_on
-
-SPLIT = Pin("*.weight", home=S(0), axis="a")
-
-
-class Mlp(nn.Module):
-    """Two layers and a norm, with a buffer that each step changes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(5, 12)
-        self.norm = nn.LayerNorm(12)
-        self.down = nn.Linear(12, 5)
-        self.register_buffer("seen", torch.zeros(12, dtype=torch.float64))
-        self.seen: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = F.gelu(self.up(x))
-        if self.training:
-            self.seen.add_(hidden.detach().sum(0))
-        out: Tensor = self.down(self.norm(hidden))
-        return out
-
-
-class ConvNet(nn.Module):
-    """A convolution, normalised over the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(1, 6, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm1d(6)
-        self.head = nn.Linear(30, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = F.relu(self.norm(self.conv(x[:, None])))
-        out: Tensor = self.head(hidden.flatten(1))
-        return out
-
-
-def sgd(model: nn.Module) -> Optimizer:
-    return SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def adam(model: nn.Module) -> Optimizer:
-    return Adam(model.parameters(), lr=0.02)
-
-
-def planned(trial: Trial, mesh: str, *pins: Pin) -> Trial:
-    """The trial with a plan."""
-    found = plan_for(trial.model, trial.masked, trial.rows, mesh, pins)
-    return replace(trial, bytes_vary=True, options={**trial.options, "plan": found})
-
-
-@cache
-def plan_for(
-    model: Any, masked: bool, rows: int, mesh: str, pins: tuple[Pin, ...]
-) -> Plan:
-    """The plan for such trials."""
-    trial = Trial(model, sgd, masked=masked, rows=rows)
-    return plan(
-        trial.made_model(),
-        first_batch(trial.made_data()),
-        trial.made_loss(),
-        mesh=Mesh(mesh),
-        objective="bytes",
-        pins=pins,
-        time_limit_seconds=5.0,
-    )
 
 
 def halving(optimizer: Optimizer) -> StepLR:
@@ -156,15 +81,6 @@ def moved(wire: Wire, trial: Trial) -> tuple[Any, Any]:
     assert not job.training.ledger.mismatched
     program = job.program
     return seen, (program.sent_bytes(job.rank), program.received_bytes(job.rank))
-
-
-def make_job(wire: Wire, trial: Trial, **others: Any) -> Job:
-    """A job of a trial."""
-    model = trial.made_model()
-    options = {**trial.options, **others}
-    optimizer = options.pop("optimizer", trial.optimizer)(model)
-    loss = options.pop("loss", trial.made_loss())
-    return Job(model, loss, optimizer, trial.made_data(), wire=wire, **options)
 
 
 def test_the_ledger_is_the_program() -> None:
@@ -260,91 +176,6 @@ def test_checkpoints_go_both_ways(first_planned: bool, tmp_path: Path) -> None:
     for ours, theirs in zip(found[0], want, strict=True):
         for name in theirs:
             torch.testing.assert_close(ours[name], theirs[name], atol=1e-9, rtol=1e-9)
-
-
-def wholes(job: Job) -> Wholes:
-    """The model's own tensors of what the plan stores in parts."""
-    assert isinstance(job.training, PlannedTraining)
-    return job.training.wholes
-
-
-def split_tensors(job: Job) -> dict[str, Tensor]:
-    """The model's own tensors of what the plan stores in parts."""
-    named = {**dict(job.model.named_parameters()), **dict(job.model.named_buffers())}
-    return {item.name: named[item.name] for item in wholes(job).items}
-
-
-def held_bytes(tensors: dict[str, Tensor]) -> int:
-    """Bytes of memory behind tensors."""
-    return sum(t.untyped_storage().nbytes() for t in tensors.values())
-
-
-def memory(wire: Wire, trial: Trial) -> tuple[int, int, list[int], int]:
-    """Bytes of whole split tensors: before, if whole, while steps ran, after."""
-    job = make_job(wire, trial)
-    tensors = split_tensors(job)
-    seen: list[int] = []
-
-    def look(fired: NodeFired) -> None:
-        if fired.lane in ("compute", "update"):
-            seen.append(held_bytes(tensors))
-
-    job.training.observe(look)
-    before = held_bytes(tensors)
-    job.fit(6)
-    assert all(bool(t.isfinite().all()) for t in tensors.values())
-    whole = sum(t.numel() * t.itemsize for t in tensors.values())
-    return before, whole, seen, held_bytes(tensors)
-
-
-def test_a_step_holds_parts_only() -> None:
-    trial = planned(Trial(Mlp, adam), "a=2", SPLIT)
-    for before, whole, seen, after in run_threads(2, memory, trial):
-        assert before == whole == after
-        assert seen
-        assert max(seen) <= 8 * 8 < whole  # a number for each of a few tensors
-
-
-def test_freed_parameters_are_no_numbers() -> None:
-    def look(wire: Wire) -> None:
-        job = make_job(wire, planned_mlp)
-        shapes = {n: t.shape for n, t in split_tensors(job).items()}
-        wholes(job).free()
-        for name, tensor in split_tensors(job).items():
-            assert tensor.shape == shapes[name]
-            assert bool(tensor.isnan().all())
-            with torch.no_grad(), pytest.raises(RuntimeError, match="single memory"):
-                tensor.add_(1.0)
-        job.training.settle()
-        for tensor in split_tensors(job).values():
-            assert bool(tensor.isfinite().all())
-
-    planned_mlp = planned(Trial(Mlp, sgd), "a=2", SPLIT)
-    run_threads(2, look)
-
-
-def settled(wire: Wire, trial: Trial) -> tuple[set[str], int, int]:
-    """Names and bytes of the boxings by which parts become whole; bytes lacking."""
-    job = make_job(wire, trial)
-    model = job.model
-    expected = {n: p.detach().clone() for n, p in model.named_parameters()}
-    wholes(job).free()
-    job.training.settle()
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, expected[name])
-        assert parameter.stride() == expected[name].stride()
-    entries = [e for e in job.training.ledger.entries if e.boxing.startswith("settle")]
-    whole = sum(t.numel() * t.itemsize for t in split_tensors(job).values())
-    received = sum(e.received_bytes for e in entries)
-    held = sum(item.part.numel() * item.part.itemsize for item in wholes(job).items)
-    return {e.boxing for e in entries}, received, whole - held
-
-
-def test_one_boxing_settles_all_of_a_home() -> None:
-    trial = planned(Trial(Mlp, sgd), "a=2", SPLIT)
-    for names, received, lacking in run_threads(2, settled, trial):
-        assert len(names) == 1
-        assert received == lacking > 0
 
 
 def seen_by_evaluation(wire: Wire, trial: Trial) -> list[tuple[int, float]]:
