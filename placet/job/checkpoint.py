@@ -86,6 +86,13 @@ class Checkpoints:
         """Whether to save after this step."""
         return self.every_steps is not None and step % self.every_steps == 0
 
+    @staticmethod
+    def of_run(run_dir: Path | None, every_steps: int | None) -> "Checkpoints | None":
+        """Those in a run's own folder; None where there is no run."""
+        if run_dir is None:
+            return None
+        return Checkpoints(run_dir / "checkpoints", every_steps or None)
+
 
 @dataclass(frozen=True)
 class Saved:

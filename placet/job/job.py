@@ -142,10 +142,8 @@ class Job(OwnLoop):
         self.name = name
         self.wire = current_wire() if wire is None else wire
         self.run_dir = run_dir()
-        if checkpoints is None and self.run_dir is not None:
-            folder, every = self.run_dir / "checkpoints", evaluate_every or None
-            checkpoints = Checkpoints(folder, every)
-        self.checkpoints = checkpoints
+        own = Checkpoints.of_run(self.run_dir, evaluate_every)
+        self.checkpoints = own if checkpoints is None else checkpoints
         plan = current_plan() if plan is None else plan
         self.settings = Settings(
             zero=zero,
