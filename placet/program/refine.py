@@ -6,7 +6,8 @@
     update    parameters from gradients, both at home
 
 A boxing that moves bytes stands right after its input is made, and its result is waited
-for right before it is read, so that it overlaps what stands between. Parameters, or
+for right before it is read, so that it overlaps what stands between; one that is made
+again for the backward stands where it is read, for the memory's sake. Parameters, or
 views of them, are gathered one ahead: when one is first read, the gather of the next
 begins. Gradients that go home alike travel in buckets.
 
@@ -176,7 +177,7 @@ class _Schedule:
         if name in self.origins:
             return
         for step in self._from.get(name, ()):
-            if step.output in self._sent or not step.moves:
+            if step.output in self._sent or not step.moves or step.again:
                 continue
             if step.output in self._bucketed:
                 self._collect(step)

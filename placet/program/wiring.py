@@ -17,13 +17,18 @@ from placet.program.route import uses_of
 
 @dataclass(frozen=True)
 class Step:
-    """One boxing of one tensor, between two of the program's tensors."""
+    """One boxing of one tensor, between two of the program's tensors.
+
+    Args:
+        again: for the backward, which begins it.
+    """
 
     tensor: str
     input: str
     output: str
     src: Layout
     dst: Layout
+    again: bool = False
 
     @property
     def moves(self) -> bool:
@@ -64,24 +69,27 @@ def wire_up(graph: Graph, division: Division) -> Wiring:
             for src, dst in changes:
                 input_name = _name(name, src, uses[name].made, again=again)
                 output = _name(name, dst, uses[name].made, again=again)
-                steps[output] = Step(name, input_name, output, src, dst)
+                steps[output] = Step(name, input_name, output, src, dst, again)
                 layouts[output] = name, dst
     reads = {}
     for op in graph.ops:
         picked = division.signatures[op.name]
         for i, name in enumerate(op.inputs):
             layout = Layout(division.mesh, [s.inputs[i] for s in picked])
-            late = op.phase == "backward" and name in division.again
-            reads[op.name, i] = _name(name, layout, uses[name].made, again=late)
+            again = op.phase == "backward" and name in division.again
+            reads[op.name, i] = _name(name, layout, uses[name].made, again=again)
     homes = {s.name: division.homes[s.name] for s in graph.states}
+
+    def late(name: str, layout: Layout) -> str:
+        again = _name(name, layout, uses[name].made, again=True)
+        return again if again in steps else _name(name, layout, uses[name].made)
+
     news = {
-        s.name: _name(s.new, homes[s.name], uses[s.new].made)
-        for s in graph.states
-        if s.new is not None
+        s.name: late(s.new, homes[s.name]) for s in graph.states if s.new is not None
     }
     whole = replicated(division.mesh)
     ends = [n for n in (graph.loss, graph.count, *graph.extras) if n is not None]
-    results = {name: _name(name, whole, uses[name].made) for name in ends}
+    results = {name: late(name, whole) for name in ends}
     return Wiring(layouts, steps, reads, news, results)
 
 

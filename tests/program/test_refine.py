@@ -126,6 +126,30 @@ def test_again_drops_the_first_and_gathers_anew() -> None:
     assert program.received_bytes(0) > once.received_bytes(0)
 
 
+def all_again(division: Division, name: str) -> Division:
+    """The division with a tensor's boxings made for its late reads alone."""
+    boxings = {n: steps for n, steps in division.boxings.items() if n != name}
+    return replace(division, boxings=boxings, again={name: division.boxings[name]})
+
+
+def test_again_of_an_activation_waits_for_the_backward() -> None:
+    graph, mesh = perceptron_graph(2), Mesh("model=2")
+    division = guided_division(graph, mesh, [{r"^[024]\.weight": S(0)}])
+    made = refined((graph, all_again(division, "tanh")))
+    nodes = made.program.nodes
+    (late,) = [n for n in made.program.tensors if n.endswith("~again")]
+    loss = made.wiring.results[str(graph.loss)]
+    assert place_of(nodes, loss) < place_of(nodes, late) < first_read(nodes, late)
+
+
+def test_a_result_may_be_boxed_again() -> None:
+    graph, division = data_parallel()
+    assert graph.loss is not None
+    assert graph.loss in division.boxings
+    made = refined((graph, all_again(division, graph.loss)))
+    assert made.wiring.results[graph.loss].endswith("~again")
+
+
 def test_batch_in_terms_of_a_sum_is_boxed() -> None:
     graph, division = data_parallel()
     (name,) = graph.inputs
