@@ -7,6 +7,7 @@ import torch
 
 from placet.placement.placement import Partial
 from placet.program.rules.table import rule_of, signatures
+from placet.program.signature import target_name
 from testing.rule_samples.fallback import SAMPLES
 from testing.rule_samples.forms import Sample, T, sample
 from testing.validate_rules import validate, whole
@@ -14,7 +15,7 @@ from testing.validate_rules import validate, whole
 aten = torch.ops.aten
 
 
-@pytest.mark.parametrize("one", SAMPLES, ids=lambda one: str(one.target))
+@pytest.mark.parametrize("one", SAMPLES, ids=lambda one: target_name(one.target))
 def test_found_rules_are_right(one: Sample) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="index_reduce")

@@ -5,6 +5,7 @@ import warnings
 import pytest
 
 from placet.program.rules.table import rule_of
+from placet.program.signature import target_name
 from testing.rule_samples import (
     attention,
     convolution,
@@ -22,7 +23,7 @@ FAMILIES = (attention, convolution, embedding, loss, norms, pooling, random, sof
 SAMPLES = [one for family in FAMILIES for one in family.SAMPLES]
 
 
-@pytest.mark.parametrize("one", SAMPLES, ids=lambda one: str(one.target))
+@pytest.mark.parametrize("one", SAMPLES, ids=lambda one: target_name(one.target))
 def test_all_ways_are_right(one: Sample) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

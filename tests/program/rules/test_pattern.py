@@ -21,7 +21,7 @@ from placet.program.rules.matmul import BY_NAME
 from placet.program.rules.pattern import by_letters, part_sizes, same_cuts
 from placet.program.rules.table import fits, rule_of, signatures
 from placet.program.rules.views import groups
-from placet.program.signature import Operator, Rule, Signature, Slot
+from placet.program.signature import Operator, Rule, Signature, Slot, target_name
 from testing.rule_samples.forms import Sample, T, mask, sample
 from testing.validate_rules import validate, whole
 
@@ -125,7 +125,7 @@ def test_products_have_the_ways_of_the_table() -> None:
         sample(aten.amax.default, T(5, 4), (1,)),
         sample(aten.constant_pad_nd.default, T(5, 4), (1, 1), 2.0),
     ],
-    ids=lambda one: str(one.target),
+    ids=lambda one: target_name(one.target),
 )
 def test_sums_do_not_pass_where_it_is_not_linear(one: Sample) -> None:
     all_partial = (P(),) * len(_operator(one).inputs)
@@ -145,7 +145,7 @@ def test_sums_do_not_pass_where_it_is_not_linear(one: Sample) -> None:
         (sample(aten.max.dim, T(6, 4), 0), 0),
         (sample(aten.std.correction, T(6, 4), (0,)), 0),
     ],
-    ids=lambda value: str(getattr(value, "target", value)),
+    ids=lambda value: target_name(getattr(value, "target", str)),
 )
 def test_a_dim_that_is_worked_along_stays_whole(one: Sample, dim: int) -> None:
     assert all(s.inputs[0] != S(dim) for s in signatures(_operator(one)))
@@ -164,7 +164,9 @@ WRONG: tuple[tuple[Sample, tuple[Placement, ...], Placement], ...] = (
 """Calls with ways that are none."""
 
 
-@pytest.mark.parametrize("planted", WRONG, ids=lambda p: f"{p[0].target} {p[1:]}")
+@pytest.mark.parametrize(
+    "planted", WRONG, ids=lambda p: f"{target_name(p[0].target)} {p[1:]}"
+)
 def test_the_check_finds_a_planted_mistake(
     planted: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +196,7 @@ def _grouped_backward(
     return dx, torch.stack([x[i:j].T @ grad[i:j] for i, j in rows])
 
 
-@pytest.mark.parametrize("target", [_grouped, _grouped_backward])
+@pytest.mark.parametrize("target", [_grouped, _grouped_backward], ids=target_name)
 def test_grouped_products_of_libraries(
     target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
