@@ -360,24 +360,26 @@ def test_every_random_operator_of_torch_is_known():
         for overload in packet.overloads():
             operator = getattr(packet, overload)
             is_out = overload.endswith("out")
+            if torch.Tag.nondeterministic_seeded not in operator.tags or is_out:
+                continue
             if torch._C._dispatch_has_kernel_for_dispatch_key(
                 operator.name(), "CompositeImplicitAutograd"
             ):  # made of other operators: dropout_, once it has been called
-                continue
-            if torch.Tag.nondeterministic_seeded not in operator.tags or is_out:
                 continue
             takes = overload.endswith(("generator", "generator_dtype"))
             if operator not in random_ops.KEYED and not takes:
                 unknown.append(str(operator))
     # In-place forms are what torch runs; these functional twins and rare forms warn.
-    assert sorted(unknown) == [
+    # Which of them `dir` lists depends on what has been called before.
+    assert set(unknown) <= {
         "aten.bernoulli.Tensor",
+        "aten.binomial.default",
         "aten.exponential.default",
         "aten.normal_functional.default",
         "aten.randint_like.Tensor",
         "aten.rrelu_with_noise_functional.default",
         "aten.uniform.default",
-    ]
+    }
 
 
 def test_rows_outside_the_batch_are_refused():
