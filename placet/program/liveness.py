@@ -37,7 +37,7 @@ from placet.program.lifetimes import awaited, in_place, last_reads
 from placet.program.node import Boxing, Compute
 from placet.program.refine import Refined
 from placet.program.rules.table import localize
-from placet.program.signature import Call, Parts, Slot, operator_of
+from placet.program.signature import Call, Parts, Slot, layouts_of, operator_of
 from placet.program.workspace import workspace_bytes
 from placet.torch_private.dispatch import OpOverload, argument_names, storage_key
 from placet.torch_private.storages import LiveStorages
@@ -202,18 +202,8 @@ class _Walk:
     def _call(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """A rank's call of an operator."""
         mesh, picked = self.division.mesh, self.division.signatures[op.name]
-        operator = operator_of(op, self.graph)
-        parts = Parts(
-            tuple(
-                Layout(mesh, [s.inputs[i] for s in picked]) for i in range(len(inputs))
-            ),
-            tuple(
-                Layout(mesh, [s.outputs[i] for s in picked])
-                for i in range(len(op.outputs))
-            ),
-            self.rank,
-        )
-        call = localize(operator, parts)
+        parts = Parts(*layouts_of(mesh, picked), self.rank)
+        call = localize(operator_of(op, self.graph), parts)
         made = call.target(*_filled(call.args, inputs), **_options(call, inputs))
         found = tuple(made) if op.returns_tuple else (made,)
         if self.with_workspaces:

@@ -13,6 +13,7 @@ from placet.placement.layout import Layout, replicated
 from placet.placement.placement import B, Placement, Split
 from placet.program.division import Division
 from placet.program.graph import Graph, Phase, TensorMeta
+from placet.program.signature import layouts_of
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,12 @@ def uses_of(graph: Graph, division: Division) -> dict[str, Use]:
     for state in graph.states:
         made[state.tensor] = division.homes[state.name]
     for op in graph.ops:
-        picked = division.signatures[op.name]
-        for i, name in enumerate(op.inputs):
-            layout = Layout(mesh, [s.inputs[i] for s in picked])
+        inputs, outputs = layouts_of(mesh, division.signatures[op.name])
+        for name, layout in zip(op.inputs, inputs, strict=True):
             reads[name].append(Read(layout, op.name, op.phase))
-        for i, output in enumerate(op.outputs):
+        for output, layout in zip(op.outputs, outputs, strict=True):
             if output is not None:
-                made[output] = Layout(mesh, [s.outputs[i] for s in picked])
+                made[output] = layout
     for state in graph.states:
         if state.new is not None:
             reads[state.new].append(Read(division.homes[state.name], "", "backward"))

@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import Any
 
 from placet.placement.layout import Box, Layout, Shape, box_shape, part_box
+from placet.placement.mesh import Mesh
 from placet.placement.placement import Broadcast, Placement
 from placet.program.graph import Graph, Op, Ref, TensorMeta, replace_refs
 
@@ -157,6 +158,18 @@ def operator_of(op: Op, graph: Graph) -> Operator:
         kwargs,
         tuple(graph.tensors[name] for name in op.inputs),
         tuple(None if n is None else graph.tensors[n] for n in op.outputs),
+    )
+
+
+def layouts_of(
+    mesh: Mesh, signatures: tuple[Signature, ...]
+) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+    """The layouts of an operator's inputs and outputs, by a signature for each axis."""
+    inputs = zip(*(s.inputs for s in signatures), strict=True)
+    outputs = zip(*(s.outputs for s in signatures), strict=True)
+    return (
+        tuple(Layout(mesh, placements) for placements in inputs),
+        tuple(Layout(mesh, placements) for placements in outputs),
     )
 
 

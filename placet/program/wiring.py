@@ -13,6 +13,7 @@ from placet.placement.placement import Broadcast, Partial
 from placet.program.division import Division
 from placet.program.graph import Graph
 from placet.program.route import uses_of
+from placet.program.signature import layouts_of
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,8 @@ def wire_up(graph: Graph, division: Division) -> Wiring:
                 layouts[output] = name, dst
     reads = {}
     for op in graph.ops:
-        picked = division.signatures[op.name]
-        for i, name in enumerate(op.inputs):
-            layout = Layout(division.mesh, [s.inputs[i] for s in picked])
+        inputs, _ = layouts_of(division.mesh, division.signatures[op.name])
+        for i, (name, layout) in enumerate(zip(op.inputs, inputs, strict=True)):
             again = op.phase == "backward" and name in division.again
             reads[op.name, i] = _name(name, layout, uses[name].made, again=again)
     homes = {s.name: division.homes[s.name] for s in graph.states}

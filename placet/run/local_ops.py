@@ -13,13 +13,19 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx
 
-from placet.placement.layout import Layout
 from placet.placement.mesh import Mesh
 from placet.program.graph import Graph, Op
 from placet.program.node import Compute
 from placet.program.refine import Refined
 from placet.program.rules.table import localize
-from placet.program.signature import Call, Parts, Signature, Slot, operator_of
+from placet.program.signature import (
+    Call,
+    Parts,
+    Signature,
+    Slot,
+    layouts_of,
+    operator_of,
+)
 from placet.run.planned_random import keyed_call
 from placet.torch_private.codegen import BoxedCodeGen
 
@@ -107,13 +113,7 @@ def local_call(
 ) -> Call:
     """What a rank calls for an op."""
     operator = operator_of(op, graph)
-    inputs = tuple(
-        Layout(mesh, [s.inputs[i] for s in signatures]) for i in range(len(op.inputs))
-    )
-    outputs = tuple(
-        Layout(mesh, [s.outputs[i] for s in signatures]) for i in range(len(op.outputs))
-    )
-    call = localize(operator, Parts(inputs, outputs, rank))
+    call = localize(operator, Parts(*layouts_of(mesh, signatures), rank))
     return call if call.random_box is None else keyed_call(call, operator)
 
 
