@@ -106,6 +106,7 @@ def _start(rank: int, num_ranks: int, num_steps: int) -> Event:
         "last_step": num_steps,
         "mesh": f"Mesh('data={num_ranks}')",
         "plan": plan(num_ranks),
+        "division": None,
         "argv": ["placet", "train", "char_gpt", "-n", str(num_ranks)],
         "environment": {
             "python": "3.11.9",

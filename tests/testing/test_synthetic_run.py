@@ -17,7 +17,7 @@ from placet.settings import RUN_DIR
 from placet.wire.twin import single
 from testing.synthetic_run import write_run
 
-NOT_IN_OLD_RUNS = {"waited", "division"}
+NOT_IN_OLD_RUNS = {"waited"}
 
 
 def fields(folder: Path) -> dict[str, set[str]]:
