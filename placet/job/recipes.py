@@ -284,8 +284,6 @@ def _recipe_in_file(target: str) -> Recipe:
 
 def _import_file(path: Path) -> ModuleType:
     """Import a file under its own name, as `python file.py` would see its folder."""
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -296,6 +294,8 @@ def _import_file(path: Path) -> ModuleType:
             f"{path.name} has the name of the module {path.stem!r}, which is already "
             "imported; rename the file"
         )
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
     sys.modules[path.stem] = module  # so that its classes and functions pickle
     spec.loader.exec_module(module)
     return module

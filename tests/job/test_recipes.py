@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -132,6 +133,7 @@ def test_recipe_file_may_not_hide_an_imported_module(tmp_path: Path):
     (tmp_path / "pytest.py").write_text("def job():\n    return None\n")
     with pytest.raises(ValueError, match="rename the file"):
         find_recipe(f"{tmp_path}/pytest.py:job")
+    assert str(tmp_path) not in sys.path  # or other processes would import this pytest
 
 
 def test_recipe_target_made_absolute():
