@@ -1,14 +1,20 @@
-"""What a forward decides by tensors that depend on no input.
+"""Tensors that a forward uses and that depend on no input.
 
     positions = arange(8);  if (positions.diff() != 1).any(): ...
+    loss = cross_entropy(model(x), y, weight=self.weights_of_classes)
 
-While a step is traced no tensor has values, so such a decision could not be made. Those
-that are made of Python values alone are known, though: every call that makes one is
-noted, and computed when its value is asked for. In-place changes make all notes void.
+While a step is traced no tensor has values, so a decision by them could not be made.
+Those that are made of Python values alone are known, though: every call that makes one
+is noted, and computed when its value is asked for. A change in place makes all notes
+void.
+
+A tensor that is there already, and is none of the model's or the batch's, is foreign:
+a plain attribute, or one that the loss function holds. The step is captured again with
+it as an input, so that each step reads what it then holds.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,8 +23,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from placet.torch_private.aot import note_line, without_tracing
-from placet.torch_private.pytree import flatten, map_leaves
+from placet.errors import CaptureError
+from placet.torch_private.aot import is_traced, note_line, without_tracing
+from placet.torch_private.pytree import leaves, map_leaves
 
 _MADE_OF_NUMBERS = {
     torch.arange,
@@ -57,10 +64,19 @@ class KnownValues(TorchFunctionMode):
     """Answers for the values of tensors that are made of Python values alone.
 
     It also notes which line calls what.
+
+    Args:
+        own: id of a tensor that was there before tracing -> what it is in the trace.
+        left: ids of tensors that must not be read, and what they are; see
+            `placet.program.capture_effects`.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, own: Mapping[int, Tensor], left: Mapping[int, tuple[Tensor, str]]
+    ) -> None:
         super().__init__()
+        self.foreign: dict[int, tuple[Tensor, Tensor]] = {}
+        self._own, self._left = own, left
         self._made: dict[int, tuple[Tensor, Callable[[], Any]]] = {}
 
     def __torch_function__(
@@ -72,7 +88,10 @@ class KnownValues(TorchFunctionMode):
     ) -> Any:
         """Call a function; note its result, or answer by what was noted."""
         kwargs = kwargs or {}
-        note_line(_line(sys._getframe(1)))
+        line = _line(sys._getframe(1))
+        note_line(line)
+        if any(not is_traced(t) for t in _tensors(args, kwargs)):
+            args, kwargs = map_leaves(lambda x: self._traced(x, line), (args, kwargs))
         if func in _READS and id(args[0]) in self._made:
             with without_tracing():
                 return func(self._made[id(args[0])][1](), *args[1:], **kwargs)
@@ -84,6 +103,28 @@ class KnownValues(TorchFunctionMode):
             self._made[id(result)] = result, self._later(func, args, kwargs)
         return result
 
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether a tensor is made of Python values alone."""
+        return id(tensor) in self._made
+
+    def _traced(self, leaf: Any, line: str) -> Any:
+        """What a tensor is in the trace; something like it if it is a foreign one."""
+        if not isinstance(leaf, Tensor) or is_traced(leaf):
+            return leaf
+        if id(leaf) in self._left:
+            raise CaptureError(
+                f"{line}: the forward reads its attribute {self._left[id(leaf)][1]}, "
+                "which the step before has set; what goes from step to step must be a "
+                "buffer"
+            )
+        if id(leaf) in self._own:
+            return self._own[id(leaf)]
+        if id(leaf) not in self.foreign:
+            shape, dtype = leaf.shape, leaf.dtype
+            like = torch.empty_strided(shape, leaf.stride(), dtype=dtype)
+            self.foreign[id(leaf)] = leaf, like
+        return self.foreign[id(leaf)][1]
+
     def _is_known(
         self,
         func: Callable[..., Any],
@@ -91,7 +132,7 @@ class KnownValues(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> bool:
-        read = [t for t in flatten((args, kwargs))[0] if isinstance(t, Tensor)]
+        read = _tensors(args, kwargs)
         if not read:
             return func in _MADE_OF_NUMBERS
         if any(word in name for word in _NOT_A_FUNCTION):
@@ -103,11 +144,7 @@ class KnownValues(TorchFunctionMode):
     ) -> Callable[[], Any]:
         """The call on real tensors of the CPU, made once and only if it is needed."""
         found: list[Any] = []
-        sources = {
-            id(leaf): self._made[id(leaf)]
-            for leaf in flatten((args, kwargs))[0]
-            if isinstance(leaf, Tensor)
-        }
+        sources = {id(leaf): self._made[id(leaf)] for leaf in _tensors(args, kwargs)}
 
         def real(leaf: Any) -> Any:
             if isinstance(leaf, torch.device):
@@ -121,6 +158,10 @@ class KnownValues(TorchFunctionMode):
             return found[0]
 
         return value
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    return [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
 
 
 def _is_in_place(name: str) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from placet.errors import CaptureError
+from placet.program.capture_model import FOREIGN, Results
 from placet.program.capture_recomputed import share_random
 from placet.program.functions.constant import constant
 from placet.program.graph import Graph, Op, Phase, Ref, State, TensorMeta
@@ -17,12 +18,15 @@ from placet.torch_private.aot import Joint, is_recomputed, line_of, module_of
 _MODEL = "model."
 
 
-def graph_of(joint: Joint, names: Mapping[str, str], *, trains: bool) -> Graph:
+def graph_of(
+    joint: Joint, names: Mapping[str, str], results: Results, *, trains: bool
+) -> Graph:
     """The graph of a captured step.
 
     Args:
         names: what the model calls each tensor that a module has under some name; tied
             ones have several there.
+        results: what the outputs are.
 
     Raises:
         CaptureError: no trainable parameter has a gradient, or a tensor constant is
@@ -35,8 +39,10 @@ def graph_of(joint: Joint, names: Mapping[str, str], *, trains: bool) -> Graph:
         if d.kind in ("parameter", "buffer")
     }
     builder.run(known)
-    states = _states(joint, builder, known, names)
-    outputs = {d.of: builder.name(d.node) for d in joint.outputs if d.kind == "output"}
+    outputs = [builder.name(d.node) for d in joint.outputs if d.kind == "output"]
+    num_results = len(results.tensors)
+    made = dict(zip(results.news, outputs[num_results:], strict=True))
+    states = _states(joint, builder, known, names, made)
     trained = any(s.new for s in states if s.is_parameter)
     if trains and not trained:
         raise CaptureError(
@@ -49,8 +55,9 @@ def graph_of(joint: Joint, names: Mapping[str, str], *, trains: bool) -> Graph:
         tuple(builder.ops),
         states,
         tuple(inputs[i] for i in sorted(inputs)),
-        outputs.get(0),
-        outputs.get(1),
+        outputs[0] if results.has_loss else None,
+        outputs[1] if results.has_count else None,
+        tuple(outputs[results.has_loss + results.has_count : num_results]),
     )
     return _with_phases(share_random(graph, builder.recomputed))
 
@@ -60,19 +67,32 @@ def _states(
     builder: "_Builder",
     known: Mapping[torch.fx.Node, str],
     names: Mapping[str, str],
+    made: Mapping[str, str],
 ) -> tuple[State, ...]:
-    """Parameters and buffers; the gradients of tied ones are summed."""
+    """Parameters and buffers; the gradients of tied ones are summed.
+
+    Args:
+        made: buffer -> what the forward has set it to.
+    """
     news: dict[str, list[str]] = {}
     for d in joint.outputs:
         if d.kind in ("gradient", "mutation"):
             name = names[str(d.of).removeprefix(_MODEL)]
+            if str(d.of).startswith(FOREIGN) and d.kind == "mutation":
+                raise CaptureError(
+                    f"the forward changes {name!r} in place, a tensor that is no "
+                    "buffer; what goes from step to step must be a buffer"
+                )
             news.setdefault(name, []).append(builder.name(d.node))
-    parameters = {
-        known[d.node]: d.kind == "parameter" for d in joint.inputs if d.node in known
-    }
+    news |= {names[buffer]: [tensor] for buffer, tensor in made.items()}
+    found = {known[d.node]: d for d in joint.inputs if d.node in known}
+    read = {name for op in builder.ops for name in op.inputs}
+    read.update(*news.values())
     return tuple(
-        State(name, builder.first[name], builder.sum(news.get(name, [])), is_parameter)
-        for name, is_parameter in parameters.items()
+        State(name, builder.first[name], builder.sum(news.get(name, [])), *kinds)
+        for name, d in found.items()
+        for kinds in [(d.kind == "parameter", str(d.of).startswith(FOREIGN))]
+        if not kinds[1] or builder.first[name] in read
     )
 
 

@@ -80,12 +80,15 @@ class State:
         tensor: its value in the graph.
         new: its gradient (a parameter) or its new value (a buffer); None without.
         is_parameter: or else a buffer.
+        is_foreign: neither, but a tensor that the forward finds somewhere else; it is
+            whole on every rank and never changed by a step.
     """
 
     name: str
     tensor: str
     new: str | None
     is_parameter: bool
+    is_foreign: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Graph:
             has none.
         count: 0-d, the number of targets that the loss is a mean over, if the loss
             function gave it as a tensor.
-        extras: further results, in evaluation graphs.
+        extras: further results of a step without backward, in pytree order.
     """
 
     tensors: Mapping[str, TensorMeta]

@@ -22,6 +22,8 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._higher_order_ops.effects import _register_effectful_op
+from torch._library.effects import EffectType
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -101,7 +103,9 @@ def export_joint(module: nn.Module, args: Sequence[Tensor]) -> Joint:
 
 
 def _exported(module: nn.Module, args: Sequence[Tensor]) -> Joint:
-    with ExitStack() as stack, _module_paths(module), _checkpoints(module):
+    with ExitStack() as stack, ExitStack() as while_tracing:
+        for context in (_module_paths(module), _checkpoints(module), _no_effects()):
+            while_tracing.enter_context(context)
         found = aot_export_joint_with_descriptors(stack, module, tuple(args), {})
     graph = found.graph_module.graph
     inputs = [_input(n) for n in graph.nodes if n.op == "placeholder"]
@@ -114,6 +118,28 @@ def _exported(module: nn.Module, args: Sequence[Tensor]) -> Joint:
         tuple(inputs),
         tuple(d for d in outputs if d is not None),
     )
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether a tensor belongs to a trace; or else it was there before, with values."""
+    if type(tensor) not in (Tensor, nn.Parameter):
+        return True
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def gradient_hooks(parameter: Tensor) -> list[Callable[[Tensor], Any]]:
+    """The functions that a parameter's gradient goes through."""
+    return list((parameter._backward_hooks or {}).values())
+
+
+def add_hook(tensor: Tensor, hook: Callable[[Tensor], Any]) -> None:
+    """Have a tensor's gradient go through a function."""
+    tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def has_hooks_after(parameter: Tensor) -> bool:
+    """Whether functions wait for a parameter's gradient to be accumulated."""
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 def fake_mode() -> FakeTensorMode:
@@ -140,6 +166,17 @@ def _as_compiling() -> Iterator[None]:
 
 
 @contextmanager
+def _no_effects() -> Iterator[None]:
+    """Checks of linear algebra are left out: they make no tensor, and have an order."""
+    check = "aten::_linalg_check_errors"
+    _register_effectful_op(check, None)
+    try:
+        yield
+    finally:
+        _register_effectful_op(check, EffectType.ORDERED)
+
+
+@contextmanager
 def _checkpoints(module: nn.Module) -> Iterator[None]:
     """Have the backward compute checkpoint regions once more.
 
@@ -153,6 +190,7 @@ def _checkpoints(module: nn.Module) -> Iterator[None]:
         torch._C._autograd._saved_tensors_hooks_set_tracing(False)
 
     original = checkpoint._CheckpointFrame
+    reentrant = checkpoint.CheckpointFunction
 
     def frame(recompute: Callable[..., None], *rest: Any) -> Any:
         traced: dict[str, Tensor] = {}
@@ -178,11 +216,29 @@ def _checkpoints(module: nn.Module) -> Iterator[None]:
 
     handle = module.register_forward_pre_hook(keep_hooks)
     checkpoint._CheckpointFrame = frame  # type: ignore[assignment, misc]
+    checkpoint.CheckpointFunction = _Reentrant  # type: ignore[assignment, misc]
     try:
         yield
     finally:
+        checkpoint.CheckpointFunction = reentrant  # type: ignore[misc]
         checkpoint._CheckpointFrame = original  # type: ignore[misc]
         handle.remove()
+
+
+class _Reentrant:
+    """In the place of torch's checkpoint that runs a backward inside of a backward."""
+
+    @staticmethod
+    def apply(*_: Any) -> None:
+        """Refuse it.
+
+        Raises:
+            NotCaptured: always.
+        """
+        raise NotCaptured(
+            "checkpoint(..., use_reentrant=True) runs a backward pass of its own, "
+            "which is in no graph: pass use_reentrant=False"
+        )
 
 
 def module_of(node: torch.fx.Node) -> str:
