@@ -91,6 +91,10 @@ class Seconds:
 
     def step_price(self, step: Step) -> float:
         """The links' time, and that of packing and unpacking on the fullest rank."""
+        return self.links.step_seconds(step) + self.packing_seconds(step)
+
+    def packing_seconds(self, step: Step) -> float:
+        """What a boxing step computes: it reads its input and writes its output."""
         change = step.change
         copied = sum(
             largest_part(shape, layout)
@@ -98,8 +102,7 @@ class Seconds:
             for shape in change.shapes
         )
         rate = self.machine.memory_bytes_per_s
-        packing = copied * change.dtype.itemsize / rate + self.machine.call_seconds
-        return self.links.step_seconds(step) + packing
+        return copied * change.dtype.itemsize / rate + self.machine.call_seconds
 
     def node_cost(
         self, operator: Operator, signatures: tuple[Signature, ...], mesh: Mesh
