@@ -52,7 +52,7 @@ def _measured(
         for name, tensor in states.items()
     }
     for tensor in (*parts.values(), *batch):
-        watch.hold(tensor, "given")
+        watch.hold(tensor)
     with watch:
         step(parts, batch)
     return watch.peak_bytes, watch.peak_place

@@ -8,6 +8,8 @@ Source: OneFlow (arXiv:2110.15032), boxing costs; there summed over the ranks.
 
 from functools import lru_cache
 
+import numpy as np
+
 from placet.boxing.counts import held, kept
 from placet.boxing.lowered import Lowered, Piece
 from placet.boxing.moves import AllToAll
@@ -66,19 +68,16 @@ def lower(change: Change, rank: int) -> Lowered:
 
 @lru_cache(maxsize=1024)
 def _counts(change: Change, members: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    return tuple(
-        tuple(0 if a == b else _shared(change, a, b) for b in members) for a in members
-    )
-
-
-def _shared(change: Change, sender: int, receiver: int) -> int:
-    """Elements of a receiver's new slices that are in a sender's old ones."""
-    return sum(
-        num_elements(
-            intersect(src_box(change, t, sender), dst_box(change, t, receiver))
-        )
-        for t in range(len(change.shapes))
-    )
+    """Elements of each receiver's new slices that are in each sender's old ones."""
+    total = np.zeros((len(members), len(members)), np.int64)
+    for t in range(len(change.shapes)):
+        old = np.array([src_box(change, t, rank) for rank in members])
+        new = np.array([dst_box(change, t, rank) for rank in members])
+        starts = np.maximum(old[:, None, :, 0], new[None, :, :, 0])
+        stops = np.minimum(old[:, None, :, 1], new[None, :, :, 1])
+        total += np.maximum(stops - starts, 0).prod(axis=-1)
+    np.fill_diagonal(total, 0)
+    return tuple(map(tuple, total.tolist()))
 
 
 RULE = Rule("split-to-split", applies, received_bytes, lower)

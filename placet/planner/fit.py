@@ -19,7 +19,7 @@ from placet.planner.search import solve
 from placet.planner.storage import Storage
 from placet.program.division import Division
 from placet.program.graph import Graph
-from placet.program.liveness import peak_bytes
+from placet.program.liveness import Kept, peak_bytes
 from placet.program.refine import refine
 
 ATTEMPTS = 4
@@ -90,7 +90,7 @@ def _measured(
         division,
         refined,
         mesh.ranks[0],
-        state_bytes_per_parameter_byte=storage.optimizer,
+        kept=Kept(storage.optimizer),
     )
     row = evaluate(problem, solution.assignment).memory_bytes
     return Fitted(division, solution, row, peak.num_bytes)

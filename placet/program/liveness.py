@@ -1,53 +1,57 @@
 """Peak memory of a step on one rank, before it runs.
 
     peak = max over time of the storages that are alive:
-        states       parameters and buffers, this rank's parts
-        optimizer    what it keeps for them
-        batch        whole, as every rank is given it
-        activations  what operators make; views share storage
-        gradients    and new values of buffers
-        boxings      payloads and arrivals
-        random       numbers while they are drawn, and the table that they come from
+        parameters, buffers    this rank's parts
+        optimizer state        what it keeps for them
+        batch                  whole, as every rank is given it
+        activations            what operators make; views share storage
+        gradients              and new values of buffers
+        gathered weights       what boxings bring of parameters, while it is read
+        boxings in flight      payloads and arrivals of all others
+        workspace              what a call takes for itself, and the optimizer's step
+        random numbers         while they are drawn, and the table that they come from
 
-The step is walked as `placet.run.planned` runs it, with this rank's calls, on tensors
-without memory (the meta device): the same operators give the same views and temporaries
-of our own functions, and boxings pack and unpack by the same code. An arrival counts
-from the submission on, although some wires make it later. What kernels take for
-themselves counts as activations.
+The step is walked as `placet.run.planned` runs it, with this rank's calls. An arrival
+counts from the submission on, although some wires make it later.
 
 Order of the walk and what it lets go     -> placet.program.lifetimes
+What a call or boxing makes and takes     -> placet.program.local_effects
 What kernels take for themselves          -> placet.program.workspace
+What is added up                          -> placet.program.account
+On which ranks it differs                 -> placet.program.rank_classes
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from placet.boxing.lowered import Lowered
-from placet.boxing.moves import AllReduce
-from placet.boxing.packing import pack, unpack
-from placet.placement.layout import Layout, part_box, relative
+from placet.placement.layout import local_shape
+from placet.program.account import (
+    ACTIVATIONS,
+    BATCH,
+    BOXINGS,
+    BUFFERS,
+    GATHERED,
+    GRADIENTS,
+    OPTIMIZER,
+    PARAMETERS,
+    RANDOM,
+    WORKSPACE,
+    Account,
+    Storage,
+)
 from placet.program.division import Division
+from placet.program.effects import Effect, Form, dense
 from placet.program.graph import Graph, Op
 from placet.program.lifetimes import awaited, in_place, last_reads
+from placet.program.local_effects import Change, arrival, call_effect, departure
 from placet.program.node import Boxing, Compute
-from placet.program.refine import Refined
-from placet.program.rules.table import localize
-from placet.program.signature import Call, Parts, Slot, layouts_of, operator_of
-from placet.program.workspace import workspace_bytes
-from placet.torch_private.dispatch import OpOverload, argument_names, storage_key
-from placet.torch_private.storages import LiveStorages
+from placet.program.refine import PARAMS, Refined
+from placet.program.signature import operator_of
 
-STATES, OPTIMIZER, BATCH = "states", "optimizer", "batch"
-ACTIVATIONS, GRADIENTS, BOXINGS = "activations", "gradients", "boxings"
+UPDATE = "update"
+"""The node at which the optimizer steps."""
 
-RANDOM = "random numbers"
-
-_META = torch.device("meta")
 _TABLE_BYTES = 4 << 16
 """Keyed random numbers are drawn from a table of this size, a block of it at a time."""
 
@@ -59,12 +63,27 @@ class Peak:
     Args:
         num_bytes: all of it.
         node: where that is: a node of the program, and the operator in it.
+        module: the module of that operator; "" where there is none.
         by_category: the bytes' use then; see the module.
     """
 
     num_bytes: int
     node: str
+    module: str
     by_category: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the optimizer has in memory, in bytes per byte of a parameter that trains.
+
+    Args:
+        state: always, of every one (Adam: 2, momentum: 1).
+        update: while it steps, of the largest one.
+    """
+
+    state: float = 0.0
+    update: float = 0.0
 
 
 def peak_bytes(
@@ -73,8 +92,7 @@ def peak_bytes(
     refined: Refined,
     rank: int,
     *,
-    state_bytes_per_parameter_byte: float = 0.0,
-    update_bytes_per_parameter_byte: float = 0.0,
+    kept: Kept = Kept(),
     with_workspaces: bool = True,
 ) -> Peak:
     """The peak of a step's memory on one rank.
@@ -82,70 +100,75 @@ def peak_bytes(
     Args:
         graph, division, refined: what runs.
         rank: whose parts.
-        state_bytes_per_parameter_byte: what the optimizer keeps of each trained
-            parameter (Adam: 2, momentum: 1).
-        update_bytes_per_parameter_byte: what its step needs for a while.
+        kept: what the optimizer keeps.
         with_workspaces: count what kernels take for themselves.
     """
-    with LiveStorages() as watch, torch.no_grad():
-        walk = _Walk(graph, division, refined, rank, watch)
-        walk.with_workspaces = with_workspaces
-        trained = sum(
-            walk.values[s.tensor].nbytes
-            for s in graph.states
-            if s.is_parameter and s.new is not None
-        )
-        watch.add(OPTIMIZER, round(state_bytes_per_parameter_byte * trained))
-        walk.run()
-        watch.place = "update"
-        watch.add(OPTIMIZER, round(update_bytes_per_parameter_byte * trained))
-    live = {name: size for name, size in watch.peak_live.items() if size}
-    return Peak(watch.peak_bytes, watch.peak_place, live)
+    walk = _Walk(graph, division, refined, rank)
+    walk.with_workspaces = with_workspaces
+    trained = [
+        walk.values[s.tensor].form.num_bytes
+        for s in graph.states
+        if s.is_parameter and s.new is not None
+    ]
+    account = walk.account
+    account.add(OPTIMIZER, round(kept.state * sum(trained)))
+    walk.run()
+    account.place = UPDATE
+    account.pass_by(WORKSPACE, round(kept.update * max(trained, default=0)))
+    live = {name: size for name, size in account.peak_live.items() if size}
+    op = walk.ops.get(account.peak_place.rpartition(": ")[2])
+    module = "" if op is None else op.module
+    return Peak(account.peak_bytes, account.peak_place, module, live)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A rank's tensor."""
+
+    storage: Storage
+    form: Form
 
 
 @dataclass(frozen=True)
 class _Flight:
-    """A boxing on its way."""
+    """A boxing on its way; its arrival may be its payload."""
 
-    lowered: Lowered
-    tensors: tuple[Tensor, ...]
-    payload: Tensor | None
-    arrival: Tensor | None
+    tensors: tuple[_Held, ...]
+    payload: _Held | None
+    arrival: _Held | None
 
 
 class _Walk:
     """One step without numbers."""
 
     def __init__(
-        self,
-        graph: Graph,
-        division: Division,
-        refined: Refined,
-        rank: int,
-        watch: LiveStorages,
+        self, graph: Graph, division: Division, refined: Refined, rank: int
     ) -> None:
         self.graph, self.division, self.refined = graph, division, refined
-        self.rank, self.watch = rank, watch
+        self.rank, self.account = rank, Account()
         self.ops = {op.name: op for op in graph.ops}
         self.news = {s.new for s in graph.states}
-        self.values: dict[str, Tensor] = {}
+        self.values: dict[str, _Held] = {}
         self.flights: dict[str, _Flight] = {}
         self.draws = False
         self.with_workspaces = True
         self.boxings = {b.name: b for b in refined.program.boxings()}
         self.in_place = in_place(graph, refined)
-        watch.category = STATES
         for state in graph.states:
-            self.values[state.tensor] = self._part(
-                state.tensor, division.homes[state.name]
-            )
-        watch.category = BATCH
-        whole = {name: self._empty(name) for name in graph.inputs}
-        self.whole = whole  # the caller of a step holds it
+            meta = graph.tensors[state.tensor]
+            shape = local_shape(meta.shape, division.homes[state.name], rank)
+            category = PARAMETERS if state.is_parameter else BUFFERS
+            self.values[state.tensor] = self._new(category, dense(shape, meta.dtype))
+        # The caller of a step holds the whole batch.
+        metas = {name: graph.tensors[name] for name in graph.inputs}
+        self.whole = {
+            name: self._new(BATCH, dense(meta.shape, meta.dtype))
+            for name, meta in metas.items()
+        }
         for name, (tensor, layout) in refined.batch.items():
-            box = part_box(tuple(whole[tensor].shape), layout, rank)
-            full = tuple((0, size) for size in whole[tensor].shape)
-            self.values[name] = whole[tensor][relative(box, full)]
+            whole = self.whole[tensor]
+            part = local_shape(whole.form.shape, layout, rank)
+            self.values[name] = _Held(whole.storage, whole.form.part(part))
 
     def run(self) -> None:
         """All nodes, in order."""
@@ -153,7 +176,7 @@ class _Walk:
         last = last_reads(nodes)
         for index, waited in enumerate(awaited(nodes)):
             node = nodes[index]
-            self.watch.place = node.name
+            self.account.place = node.name
             for name in waited:
                 self._arrive(self.boxings[name])
             if isinstance(node, Compute):
@@ -163,19 +186,11 @@ class _Walk:
             for name in last[index]:
                 self.values.pop(name, None)
 
-    def _empty(self, name: str) -> Tensor:
-        meta = self.graph.tensors[name]
-        return torch.empty(meta.shape, dtype=meta.dtype, device=_META)
-
-    def _part(self, name: str, layout: Layout) -> Tensor:
-        meta = self.graph.tensors[name]
-        box = part_box(meta.shape, layout, self.rank)
-        shape = [stop - start for start, stop in box]
-        return torch.empty(shape, dtype=meta.dtype, device=_META)
+    def _new(self, category: str, form: Form) -> _Held:
+        return _Held(Storage(self.account, category, form.num_bytes), form)
 
     def _compute(self, node: Compute, dropped: Sequence[str]) -> None:
         """A segment, which frees its inputs and what it makes after their last use."""
-        self.watch.category = ACTIVATIONS
         body = [self.ops[name] for name in self.refined.bodies[node.name]]
         reads = self.refined.wiring.reads
         inputs = [[reads[op.name, i] for i in range(len(op.inputs))] for op in body]
@@ -185,102 +200,105 @@ class _Walk:
         for name in dropped:
             self.values.pop(name, None)
         for op, names in zip(body, inputs, strict=True):
-            self.watch.place = f"{node.name}: {op.name}"
+            self.account.place = f"{node.name}: {op.name}"
             made = self._call(op, [local[name] for name in names])
-            for output, tensor in zip(op.outputs, made, strict=True):
+            for output, held in zip(op.outputs, made, strict=True):
                 if output is not None and left[output]:
-                    local[output] = tensor
-                    if output in self.news:
-                        self.watch.move(tensor, GRADIENTS, only=ACTIVATIONS)
-            del made, tensor
+                    assert held is not None
+                    local[output] = held
+                    if output in self.news and held.storage.category == ACTIVATIONS:
+                        held.storage.become(GRADIENTS)
+            del made, held
             left.subtract(names)
             for name in names:
                 if not left[name]:
                     local.pop(name, None)
         self.values.update({name: local[name] for name in node.outputs})
 
-    def _call(self, op: Op, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _call(self, op: Op, inputs: Sequence[_Held]) -> list[_Held | None]:
         """A rank's call of an operator."""
-        mesh, picked = self.division.mesh, self.division.signatures[op.name]
-        parts = Parts(*layouts_of(mesh, picked), self.rank)
-        call = localize(operator_of(op, self.graph), parts)
-        made = call.target(*_filled(call.args, inputs), **_options(call, inputs))
-        found = tuple(made) if op.returns_tuple else (made,)
+        effect, draws = call_effect(
+            operator_of(op, self.graph),
+            self.division.mesh,
+            self.division.signatures[op.name],
+            self.rank,
+            _forms(inputs),
+        )
+        made = self._make(effect, inputs, ACTIVATIONS)
         if self.with_workspaces:
-            tensors = [t for t in found if isinstance(t, Tensor)]
-            self._for_a_while(
-                ACTIVATIONS, workspace_bytes(call.target, inputs, tensors)
-            )
-        if call.random_box is not None:
-            self._draw(found)
-        return tuple(t.to(_META) if isinstance(t, Tensor) else t for t in found)
+            self.account.pass_by(WORKSPACE, effect.extra_bytes)
+        if draws:
+            self._draw([held.form for held in made if held is not None])
+        return made
 
-    def _draw(self, made: Sequence[Tensor]) -> None:
+    def _make(
+        self, effect: Effect, inputs: Sequence[_Held], category: str
+    ) -> list[_Held | None]:
+        """What a call with this effect gives."""
+        known: list[_Held | None] = list(inputs)
+        for made in effect.made:
+            if made is None:
+                known.append(None)
+            elif made.source is None:
+                storage = Storage(self.account, category, made.num_bytes)
+                known.append(_Held(storage, made.form))
+            else:
+                source = known[made.source]
+                assert source is not None
+                known.append(_Held(source.storage, made.form))
+        self.account.pass_by(WORKSPACE, effect.spare_bytes)
+        return known[len(inputs) :]
+
+    def _draw(self, made: Sequence[Form]) -> None:
         """The memory that keyed random numbers need besides; see `_TABLE_BYTES`."""
-        self.watch.add(RANDOM, 0 if self.draws else _TABLE_BYTES)
+        self.account.add(RANDOM, 0 if self.draws else _TABLE_BYTES)
         self.draws = True
-        numbers = made[0].numel()
-        flat = sum(tensor.nbytes for tensor in made)
-        spare = flat + min(2 * 4 * numbers, 2 * _TABLE_BYTES)
-        self._for_a_while(RANDOM, spare)
-
-    def _for_a_while(self, category: str, num_bytes: int) -> None:
-        self.watch.add(category, num_bytes)
-        self.watch.add(category, -num_bytes)
+        flat = sum(form.num_bytes for form in made)
+        spare = flat + min(2 * 4 * made[0].num_elements, 2 * _TABLE_BYTES)
+        self.account.pass_by(RANDOM, spare)
 
     def _depart(self, node: Boxing) -> None:
         """Pack a boxing's payload, and make room for what it brings."""
-        self.watch.category = BOXINGS
+        category = GATHERED if node.queue == PARAMS else BOXINGS
         tensors = tuple(self.values[name] for name in node.inputs)
-        plan = self.refined.program.boxing_plan(node)
-        (lowered,) = plan.lowered(self.rank)
-        if lowered.move is None:
-            self.flights[node.name] = _Flight(lowered, tensors, None, None)
-            return
-        payload, _ = pack(lowered, tensors, _META)
-        may_overwrite = node.name in self.in_place or not _share(payload, tensors)
-        arrival: Tensor | None = payload
-        if not isinstance(lowered.move, AllReduce) or not may_overwrite:
-            size = sum(lowered.recipe.arrival_sizes)
-            arrival = torch.empty(size, dtype=lowered.dtype, device=_META)
-        held = tensors if any(lowered.recipe.keeps) else ()
-        self.flights[node.name] = _Flight(lowered, held, payload, arrival)
+        begins = departure(
+            self._change(node),
+            self.rank,
+            _forms(tensors),
+            may_overwrite=node.name in self.in_place,
+        )
+        payload = arrived = None
+        if begins.payload is not None:
+            (payload,) = self._make(begins.payload, tensors, category)
+            arrived = payload
+        if begins.arrival is not None:
+            arrived = self._new(category, begins.arrival)
+        held = tensors if begins.holds else ()
+        self.flights[node.name] = _Flight(held, payload, arrived)
 
     def _arrive(self, node: Boxing) -> None:
         """Unpack what a boxing has brought."""
-        self.watch.category = BOXINGS
+        category = GATHERED if node.queue == PARAMS else BOXINGS
         flight = self.flights.pop(node.name)
-        arrival = None if flight.arrival is None else flight.arrival.view(-1)
-        outs = unpack(flight.lowered, flight.tensors, arrival, _META)
-        for name, tensor in zip(node.outputs, outs, strict=True):
-            self.values[name] = tensor
-            if self.refined.wiring.steps[name].tensor in self.news:
-                self.watch.move(tensor, GRADIENTS, only=BOXINGS)
+        arrived = () if flight.arrival is None else (flight.arrival,)
+        known = (*flight.tensors, *arrived)
+        effect = arrival(
+            self._change(node), self.rank, _forms(known), has_arrived=bool(arrived)
+        )
+        outs = self._make(effect, known, category)
+        for name, held in zip(node.outputs, outs, strict=True):
+            assert held is not None
+            self.values[name] = held
+            is_new = self.refined.wiring.steps[name].tensor in self.news
+            if is_new and held.storage.category == BOXINGS:
+                held.storage.become(GRADIENTS)
+
+    def _change(self, node: Boxing) -> Change:
+        assert node.direct, f"{node.name} may take more than one step"
+        specs = [self.refined.program.tensors[name] for name in node.inputs]
+        shapes = tuple(spec.shape for spec in specs)
+        return Change(shapes, specs[0].dtype, node.src, node.dst)
 
 
-def _share(payload: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Whether a payload is no copy."""
-    mine = {storage_key(tensor.untyped_storage()) for tensor in tensors}
-    return storage_key(payload.untyped_storage()) in mine
-
-
-def _filled(value: Any, inputs: Sequence[Tensor]) -> Any:
-    if isinstance(value, Slot):
-        return inputs[value.index]
-    if isinstance(value, torch.device):
-        return _META
-    if isinstance(value, tuple):
-        return tuple(_filled(item, inputs) for item in value)
-    return value
-
-
-def _options(call: Call, inputs: Sequence[Tensor]) -> dict[str, Any]:
-    """A call's keywords; what makes tensors from nothing makes them without memory."""
-    found = {name: _filled(value, inputs) for name, value in call.kwargs}
-    if not inputs and _takes_device(call.target):
-        found["device"] = _META
-    return found
-
-
-def _takes_device(target: Callable[..., Any]) -> bool:
-    return isinstance(target, OpOverload) and "device" in argument_names(target)
+def _forms(held: Sequence[_Held]) -> tuple[Form, ...]:
+    return tuple(item.form for item in held)

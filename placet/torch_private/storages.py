@@ -21,20 +21,17 @@ class LiveStorages(TorchDispatchMode):
     as if they had memory.
 
     Attributes:
-        category: what is allocated now belongs to.
+        live_bytes: of the storages that count now.
         place: where we are, for `peak_place`.
     """
 
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
-        self.category = "other"
         self.place = ""
-        self.live: dict[str, int] = {}
+        self.live_bytes = 0
         self.peak_bytes = 0
         self.peak_place = ""
-        self.peak_live: Mapping[str, int] = {}
-        self._total = 0
-        self._known: dict[int, tuple[weakref.ref[UntypedStorage], str, int]] = {}
+        self._known: dict[int, tuple[weakref.ref[UntypedStorage], int]] = {}
         self._lock = threading.RLock()
 
     def __torch_dispatch__(
@@ -51,47 +48,24 @@ class LiveStorages(TorchDispatchMode):
             self.hold(tensor)
         return made
 
-    def hold(self, tensor: Tensor, category: str = "") -> None:
+    def hold(self, tensor: Tensor) -> None:
         """Count a tensor's storage from now on, if it does not count yet."""
         storage = tensor.untyped_storage()
         key = storage_key(storage)
         with self._lock:
             if key in self._known:
                 return
-            size, name = storage.nbytes(), category or self.category
-            reference = weakref.ref(storage, self._forget(key))
-            self._known[key] = reference, name, size
-            self._add(name, size)
-
-    def move(self, tensor: Tensor, category: str, *, only: str) -> None:
-        """Count a tensor's storage as something else, if it counts as `only`."""
-        key = storage_key(tensor.untyped_storage())
-        with self._lock:
-            reference, old, size = self._known[key]
-            if old != only:
-                return
-            self._known[key] = reference, category, size
-            self.live[old] -= size
-            self.live[category] = self.live.get(category, 0) + size
-
-    def add(self, category: str, num_bytes: int) -> None:
-        """Count memory that no tensor stands for; negative ends it."""
-        with self._lock:
-            self._add(category, num_bytes)
-
-    def _add(self, category: str, size: int) -> None:
-        self.live[category] = self.live.get(category, 0) + size
-        self._total += size
-        if self._total > self.peak_bytes:
-            self.peak_bytes, self.peak_place = self._total, self.place
-            self.peak_live = dict(self.live)
+            size = storage.nbytes()
+            self._known[key] = weakref.ref(storage, self._forget(key)), size
+            self.live_bytes += size
+            if self.live_bytes > self.peak_bytes:
+                self.peak_bytes, self.peak_place = self.live_bytes, self.place
 
     def _forget(self, key: int) -> Callable[[object], None]:
         def forget(_: object) -> None:
             with self._lock:
-                _, name, size = self._known.pop(key)
-                self.live[name] -= size
-                self._total -= size
+                _, size = self._known.pop(key)
+                self.live_bytes -= size
 
         return forget
 

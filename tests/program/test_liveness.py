@@ -16,7 +16,7 @@ from placet.program.capture import Captured, capture, state_tensors
 from placet.program.division import Division
 from placet.program.graph import Graph
 from placet.program.lifetimes import MAX_IN_FLIGHT
-from placet.program.liveness import Peak, peak_bytes
+from placet.program.liveness import UPDATE, Kept, Peak, peak_bytes
 from placet.program.normalise.normalise import normalise
 from placet.program.refine import refine
 from placet.program.signature import operator_of, replicated_signature
@@ -58,11 +58,14 @@ def check(graph: Graph, division: Division, states: Any, batch: list[Tensor]) ->
         assert sum(peak.by_category.values()) == peak.num_bytes
 
 
-def peak_of(case: tuple[Graph, Division], **factors: Any) -> Peak:
+NOTHING = Kept()
+
+
+def peak_of(case: tuple[Graph, Division], kept: Kept = NOTHING) -> Peak:
     """The peak of a divided graph on its first rank."""
     graph, division = case
     made = refine(graph, division, name="test")
-    return peak_bytes(graph, division, made, 0, **factors)
+    return peak_bytes(graph, division, made, 0, kept=kept)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +173,7 @@ def test_chain_by_hand() -> None:
     graph = normalise(capture(model, batch, squares).graph, 1)
     peak = peak_of((graph, guided_division(graph, Mesh("a=1"), [{}])))
     weight, rows = 64 * 64 * 4, 256 * 64 * 4
-    assert peak.by_category["states"] == weight
+    assert peak.by_category["parameters"] == weight
     assert peak.by_category["batch"] == rows
     # The difference and its square; or it, and what its gradient is made of.
     assert 2 * rows <= peak.by_category["activations"] <= 3 * rows + weight
@@ -178,12 +181,12 @@ def test_chain_by_hand() -> None:
 
 def test_optimizer_keeps_a_multiple_of_what_trains() -> None:
     bare = peak_of(data_parallel())
-    adam = peak_of(data_parallel(), state_bytes_per_parameter_byte=2)
-    parameters = bare.by_category["states"]
+    adam = peak_of(data_parallel(), kept=Kept(2))
+    parameters = bare.by_category["parameters"]
     assert adam.num_bytes == bare.num_bytes + 2 * parameters
-    assert adam.by_category["optimizer"] == 2 * parameters
-    update = peak_of(data_parallel(), update_bytes_per_parameter_byte=100)
-    assert update.node == "update"
+    assert adam.by_category["optimizer state"] == 2 * parameters
+    update = peak_of(data_parallel(), kept=Kept(2, update=100))
+    assert update.node == UPDATE
 
 
 def test_states_at_home_hold_a_share() -> None:
@@ -191,7 +194,7 @@ def test_states_at_home_hold_a_share() -> None:
     whole = peak_of((graph, guided_division(graph, mesh, [DATA])))
     homes = guided_division(graph, mesh, [DATA], at_home(graph, mesh))
     parts = peak_of((graph, homes))
-    assert 4 * parts.by_category["states"] == whole.by_category["states"]
+    assert 4 * parts.by_category["parameters"] == whole.by_category["parameters"]
     again = peak_of((graph, gathered_again(graph, homes)))
     assert again.num_bytes <= parts.num_bytes < whole.num_bytes
 
@@ -206,7 +209,7 @@ def test_gradients_in_flight_are_few() -> None:
     refined = refine(graph, division, name="deep", bucket_bytes=1)
     peak = peak_bytes(graph, division, refined, 0)
     gradient = 64 * 64 * 4
-    held = peak.by_category["gradients"] + peak.by_category["boxings"]
+    held = peak.by_category["gradients"] + peak.by_category["boxings in flight"]
     assert held <= (20 + MAX_IN_FLIGHT + 1) * gradient
 
 
@@ -217,19 +220,17 @@ def test_peak_of_one_of_1024_ranks_is_found_at_once() -> None:
     began = time.process_time()
     peak = peak_bytes(graph, homes, refined, 1023)
     assert time.process_time() - began < 5
-    assert 1024 * peak.by_category["states"] == 3 * (1024 * 1024 + 1024) * 4
+    assert 1024 * peak.by_category["parameters"] == 3 * (1024 * 1024 + 1024) * 4
 
 
 def test_storages_are_counted_once_and_until_they_are_freed() -> None:
     with LiveStorages() as watch:
         x = torch.empty(100)
         view = x.view(10, 10)[2:]
-        assert watch.live == {"other": 400}
+        assert watch.live_bytes == 400
         del x
-        assert watch.live == {"other": 400}
-        watch.category = "more"
+        assert watch.live_bytes == 400
         made = view + 1
         del view
-        assert watch.live == {"other": 0, "more": made.nbytes}
+        assert watch.live_bytes == made.nbytes
     assert watch.peak_bytes == 400 + made.nbytes
-    assert watch.peak_live == {"other": 400, "more": made.nbytes}

@@ -165,7 +165,8 @@ def _complete(operator: Operator, padding: tuple[int, ...]) -> Call:
     schema = target._schema.arguments
     args = [operator.argument(i, a.name, a.default_value) for i, a in enumerate(schema)]
     args[[a.name for a in schema].index("padding")] = padding
-    return Call(target, tuple(args))
+    # Defaults are lists, which have no hash.
+    return Call(target, tuple(tuple(x) if isinstance(x, list) else x for x in args))
 
 
 def _adaptive(operator: Operator) -> Pattern:
