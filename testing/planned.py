@@ -45,6 +45,7 @@ def random_division(graph: Graph, mesh: Mesh, seed: int) -> Division:
     for state in graph.states:
         shape = graph.tensors[state.tensor].shape
         placements: list[Placement] = [B, *(Split(d) for d in range(len(shape)))]
+        placements = [B] if state.is_foreign else placements
         homes[state.name] = Layout(mesh, [draw.choice(placements) for _ in mesh.axes])
     return route(graph, Division(mesh, picked, homes), mean_bytes)
 

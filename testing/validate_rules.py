@@ -25,9 +25,9 @@ from torch import Tensor
 
 from placet.placement.layout import Layout, box_shape, part_box
 from placet.placement.mesh import Mesh
-from placet.placement.placement import Partial, Placement, Split
+from placet.placement.placement import Split
 from placet.program.graph import TensorMeta
-from placet.program.rules.table import fits, localize, signatures
+from placet.program.rules.table import fits, has_terms, localize, signatures
 from placet.program.signature import Operator, Parts, Signature, Slot, target_name
 from testing.rule_samples import (
     attention,
@@ -158,12 +158,6 @@ def layouts(
     return inputs, outputs
 
 
-def _has_terms(placement: Placement) -> bool:
-    """Whether ranks hold terms: of a partial tensor, or in the adjoint of a halo."""
-    adjoint = isinstance(placement, Split) and placement.adjoint
-    return adjoint or isinstance(placement, Partial)
-
-
 def _term(layout: Layout, rank: int) -> int:
     """Which term of a partial tensor a rank holds."""
     index = 0
@@ -171,7 +165,7 @@ def _term(layout: Layout, rank: int) -> int:
     for c, size, p in zip(
         coordinate, layout.mesh.sizes, layout.placements, strict=True
     ):
-        index = index * size + c if _has_terms(p) else index
+        index = index * size + c if has_terms(p) else index
     return index
 
 

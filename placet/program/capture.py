@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import set_stance
 
 from placet.placement.layout import Shape
 from placet.program.capture_effects import undone
@@ -142,7 +141,6 @@ def capture(
     asked = loss or (loss_of if trains else called)
     with ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(trains))
-        stack.enter_context(set_stance("force_eager"))
         traced = model
         if device == "meta":
             traced, tensors = stack.enter_context(stand_in(model, tensors))

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from placet.errors import CaptureError
 from placet.program.capture_model import FOREIGN, Results
-from placet.program.capture_recomputed import share_random
+from placet.program.capture_recomputed import draws, share_random
 from placet.program.functions.constant import constant
-from placet.program.graph import Graph, Op, Phase, Ref, State, TensorMeta
+from placet.program.graph import Graph, Op, Ref, State, TensorMeta
+from placet.program.rules import random
 from placet.torch_private.aot import Joint, is_recomputed, line_of, module_of
 
 _MODEL = "model."
@@ -144,6 +145,11 @@ class _Builder:
 
     def _declare(self, node: torch.fx.Node) -> str:
         value = node.meta["val"]
+        if value.layout != torch.strided:
+            raise CaptureError(
+                f"{_place(node)}: {node.target} makes a sparse tensor, and a plan "
+                "divides dense ones: pass sparse=False, or make it dense"
+            )
         self.tensors[node.name] = TensorMeta(tuple(map(int, value.shape)), value.dtype)
         self.names[node] = node.name
         return node.name
@@ -199,23 +205,25 @@ class _Builder:
             for name, v in node.kwargs.items()
             if not isinstance(v, torch.device) and name not in ("layout", "pin_memory")
         )
-        phase: Phase = "forward"
         target: Callable[..., Any] = node.target  # type: ignore[assignment]
-        path = module_of(node)
-        module = path.removeprefix("model").removeprefix(".")
-        self.ops.append(
-            Op(
-                node.name,
-                target,
-                args,
-                kwargs,
-                outputs,
-                returns_tuple,
-                phase,
-                module,
-                line_of(node),
-            )
+        op = Op(
+            node.name,
+            target,
+            args,
+            kwargs,
+            outputs,
+            returns_tuple,
+            "forward",
+            module_of(node).removeprefix("model").removeprefix("."),
+            line_of(node),
         )
+        if draws(op) and target not in random.RULES:
+            raise CaptureError(
+                f"{_place(node)}: {target} draws random numbers in a way that depends "
+                "on the number of ranks: build it from torch.rand, randn, randint, "
+                "bernoulli or dropout"
+            )
+        self.ops.append(op)
         if is_recomputed(node):
             self.recomputed.add(node.name)
 
@@ -229,6 +237,11 @@ class _Builder:
         self.ops.append(
             Op(node.name, target, args, kwargs, (node.name,), False, "forward")
         )
+
+
+def _place(node: torch.fx.Node) -> str:
+    module = module_of(node).removeprefix("model").removeprefix(".")
+    return f"{line_of(node) or 'a line'}, in module {module or 'the model itself'!r}"
 
 
 def _refs(value: Any, names: dict[torch.fx.Node, str]) -> Any:

@@ -48,7 +48,7 @@ def share_random(graph: Graph, recomputed: Collection[str]) -> Graph:
             alike = first[key]
             source = ops[alike[seen[key] % len(alike)]]
             seen[key] += 1
-            if _draws(op):
+            if draws(op):
                 ops[source.name] = _shared(source, op, renamed)
                 continue
             values.update(_paired(op, source))
@@ -56,7 +56,8 @@ def share_random(graph: Graph, recomputed: Collection[str]) -> Graph:
     return replace(graph, ops=tuple(ops.values()))
 
 
-def _draws(op: Op) -> bool:
+def draws(op: Op) -> bool:
+    """Whether an operator draws random numbers, with the arguments that it has."""
     if not isinstance(op.target, OpOverload) or not is_random(op.target):
         return False
     named = zip((a.name for a in op.target._schema.arguments), op.args, strict=False)

@@ -30,7 +30,7 @@ def keyed_call(call: Call, operator: Operator) -> Call:
         ValueError: an operator whose numbers cannot be keyed.
     """
     assert call.random_box is not None
-    drawn = KEYED.get(call.target)
+    drawn = KEYED_PARTS.get(call.target)
     meta = operator.outputs[0]
     if drawn is None or meta is None:
         raise ValueError(
@@ -44,6 +44,17 @@ def keyed_call(call: Call, operator: Operator) -> Call:
 
     keyed.__name__ = f"keyed_{str(call.target).replace('.', '_')}"
     return replace(call, target=keyed)
+
+
+def _randperm(draw: "BoxDraw", n: int, **kwargs: Any) -> Tensor:
+    """A permutation, which every rank draws whole."""
+    generator = torch.Generator().manual_seed(draw.key)
+    dtype = kwargs.get("dtype", torch.int64)
+    return torch.randperm(n, generator=generator, dtype=dtype)
+
+
+KEYED_PARTS = {**KEYED, torch.ops.aten.randperm.default: _randperm}
+"""Operator -> the same with keyed numbers."""
 
 
 @dataclass(frozen=True)

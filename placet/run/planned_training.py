@@ -36,7 +36,7 @@ from placet.run.events import Observer, ignore
 from placet.run.executor import Executor
 from placet.run.keyed_random import reseed
 from placet.run.optimizers import repoint
-from placet.run.planned import PlannedStep
+from placet.run.planned import PlannedStep, StepResult
 from placet.run.planned_state import (
     Wholes,
     is_whole,
@@ -146,9 +146,7 @@ class PlannedTraining:
         kind = self.prepare(batch)
         self.wholes.free()
         reseed(self.seed, self._at)
-        states = {**{n: p.detach() for n, p in self.parts.items()}, **self.buffers}
-        tensors = kind.divided.captured.flatten(batch)
-        result = kind.step(states, tensors, step=self._at)
+        result = self._run(kind, batch)
         num_targets = kind.divided.num_targets or float(num_rows)
         if result.count is not None:
             num_targets = float(result.count)
@@ -169,6 +167,16 @@ class PlannedTraining:
         for part in self.parts.values():
             part.grad = None
         return UpdateDone(loss, num_targets, norm, False, stops)
+
+    def _run(self, kind: _Kind, batch: Any) -> StepResult:
+        """Run a kind's program on what this rank has."""
+        captured = kind.divided.captured
+        states = {
+            **{n: p.detach() for n, p in self.parts.items()},
+            **self.buffers,
+            **{n: t.detach().to(self.device) for n, t in captured.foreign.items()},
+        }
+        return kind.step(states, captured.flatten(batch), step=self._at)
 
     def prepare(self, batch: Any) -> _Kind:
         """Have the step for this kind of batch; made at its first use."""

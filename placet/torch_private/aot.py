@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 import torch.fx.traceback as fx_traceback
 from torch import Tensor, nn
+from torch._dynamo import config as dynamo_config
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
     GradAOTOutput,
@@ -104,7 +105,8 @@ def export_joint(module: nn.Module, args: Sequence[Tensor]) -> Joint:
 
 def _exported(module: nn.Module, args: Sequence[Tensor]) -> Joint:
     with ExitStack() as stack, ExitStack() as while_tracing:
-        for context in (_module_paths(module), _checkpoints(module), _no_effects()):
+        contexts = _module_paths(module), _checkpoints(module), _no_effects()
+        for context in (*contexts, _nothing_compiled()):
             while_tracing.enter_context(context)
         found = aot_export_joint_with_descriptors(stack, module, tuple(args), {})
     graph = found.graph_module.graph
@@ -174,6 +176,16 @@ def _no_effects() -> Iterator[None]:
         yield
     finally:
         _register_effectful_op(check, EffectType.ORDERED)
+
+
+@contextmanager
+def _nothing_compiled() -> Iterator[None]:
+    """What `torch.compile` has made runs as it was written."""
+    with (
+        torch.compiler.set_stance("force_eager"),
+        dynamo_config.patch(error_on_nested_fx_trace=False),
+    ):
+        yield
 
 
 @contextmanager

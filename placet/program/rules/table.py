@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from placet.placement.layout import Layout
+from placet.placement.placement import Partial, Placement, Split
 from placet.program.rules import (
     attention,
     convolution,
@@ -80,10 +81,31 @@ def rule_of(operator: Operator) -> tuple[Rule, Source]:
 
 @lru_cache(maxsize=1 << 16)
 def signatures(operator: Operator) -> tuple[Signature, ...]:
-    """The ways to divide an operator along one mesh axis: all-B, then its rule's."""
+    """The ways to divide an operator along one mesh axis: all-B, then its rule's.
+
+    No complex tensor is a sum of terms: wires add real numbers only.
+    """
     rule, _ = rule_of(operator)
     found = (replicated_signature(operator), *rule.signatures(operator))
-    return tuple(dict.fromkeys(found))
+    return tuple(s for s in dict.fromkeys(found) if _is_carried(operator, s))
+
+
+def _is_carried(operator: Operator, signature: Signature) -> bool:
+    pairs = zip(
+        (*operator.inputs, *operator.outputs),
+        (*signature.inputs, *signature.outputs),
+        strict=True,
+    )
+    return not any(
+        meta is not None and meta.dtype.is_complex and has_terms(placement)
+        for meta, placement in pairs
+    )
+
+
+def has_terms(placement: Placement) -> bool:
+    """Whether ranks hold terms: of a partial tensor, or in the adjoint of a halo."""
+    adjoint = isinstance(placement, Split) and placement.adjoint
+    return adjoint or isinstance(placement, Partial)
 
 
 def fits(
