@@ -13,7 +13,7 @@ from typing import Any
 from placet.job.report_events import as_number
 from placet.job.report_format import bytes_, percent, seconds
 from placet.job.report_summary import Figure
-from placet.planner.plan_json import ranges
+from placet.planner.plan_names import ranges
 
 STYLES = ("compute", "move", "update", "load", "save")
 """Colours of the layouts that split something, the largest first; then again."""

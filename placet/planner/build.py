@@ -22,7 +22,7 @@ from placet.placement.placement import B, Placement, Split
 from placet.planner.choices import Choices, find_choices
 from placet.planner.pins import Pin, Placed, allowed, pinned_names, select
 from placet.planner.problem import Node, Problem, Tensor
-from placet.planner.storage import Storage
+from placet.planner.storage import Storage, is_home
 from placet.program.graph import Graph, Op, State, TensorMeta
 from placet.program.rules.table import signatures
 from placet.program.signature import Operator, operator_of, target_name
@@ -99,10 +99,10 @@ class _Nodes:
         domain = self.domains[state.tensor]
         if home is not None:
             homes = [domain.index(home)]
-        elif self.storage.whole and state.is_parameter:
+        elif state.is_foreign or (self.storage.whole and state.is_parameter):
             homes = [domain.index(replicated(self.mesh))]
         else:
-            homes = [i for i, x in enumerate(domain.layouts) if _stores(x)]
+            homes = [i for i, x in enumerate(domain.layouts) if is_home(x)]
         rows = [[i] for i in homes]
         held = 1.0
         if state.is_parameter and state.new is not None:
@@ -211,13 +211,6 @@ class _Nodes:
 def _runs(node: Node) -> bool:
     """Whether it is an operator, and not a state, an input or the results."""
     return bool(node.signatures)
-
-
-def _stores(layout: Layout) -> bool:
-    """Whether a tensor may live in a layout from step to step."""
-    return all(
-        p == B or (isinstance(p, Split) and p.halo == (0, 0)) for p in layout.placements
-    )
 
 
 @lru_cache(maxsize=4096)

@@ -7,6 +7,7 @@ others stay as they are.
 from collections.abc import Iterator
 from itertools import islice, product
 
+from placet.cost.flops import flops
 from placet.placement.layout import Layout, check_fits
 from placet.placement.placement import B, Placement, Split
 from placet.planner.plan_data import PlanData
@@ -17,6 +18,7 @@ from placet.planner.plan_edit import (
     with_home,
     with_signature,
 )
+from placet.planner.plan_names import nearest
 from placet.planner.plan_text import cost_text
 from placet.program.division import Division
 from placet.program.graph import Graph, Op
@@ -27,47 +29,53 @@ MAX_ALTERNATIVES = 100
 """More are not priced."""
 
 
-def explain(plan: PlanData, graph: Graph, name: str) -> str:
-    """The alternatives for an operator, tensor or parameter, cheapest first.
+def subject_of(graph: Graph, name: str) -> str:
+    """The state or operator that a name stands for.
 
-    A module stands for its first operator.
+    A module stands for the first of its operators that is heavy, or else its first.
+
+    Args:
+        name: of a parameter, buffer, operator, tensor or module.
+
+    Raises:
+        ValueError: nothing has that name; says which is the nearest.
     """
-    states = {s.name: s for s in graph.states} | {s.tensor: s for s in graph.states}
-    ops = {op.name: op for op in graph.ops}
-    ops |= {n: op for op in graph.ops for n in op.outputs if n is not None}
-    if name not in ops and name not in states:
-        name = next((op.name for op in graph.ops if op.module == name), name)
-    known = {*plan.division.homes, *plan.division.signatures}
-    names = (*(s.name for s in graph.states), *(op.name for op in graph.ops))
-    strange = [n for n in names if n not in known]
-    if strange:
+    states = {s.name: s.name for s in graph.states}
+    states |= {s.tensor: s.name for s in graph.states}
+    ops = {n: op.name for op in graph.ops for n in op.outputs if n is not None}
+    named = {op.name: op.name for op in graph.ops}
+    known = {**_modules(graph), **ops, **named, **states}
+    if name not in known:
         raise ValueError(
-            f"the plan knows no {strange[0]!r}: the graph is of another model, loss or "
-            "number of ranks than the plan; make it by graph_for with the plan's own"
+            f"{name!r} is no parameter, module, operator or tensor of the step; "
+            f"{nearest(name, (*states, *known))}"
         )
-    if name in states:
-        state = states[name]
-        shape = graph.tensors[state.tensor].shape
-        now: object = plan.division.homes[state.name]
-        title = f"{state.name}, {list(shape)}: stored as {now!r}"
-        found = _homes(plan, graph, state.name, shape)
-    elif name in ops:
-        op = ops[name]
-        now = plan.division.signatures[op.name]
-        where = ", ".join(part for part in (op.module, op.line) if part)
-        title = f"{op.name}, {operator_of(op, graph).text} in {where}: {_text(now)}"
-        found = _signatures(plan, graph, op)
+    return known[name]
+
+
+def explain(plan: PlanData, graph: Graph, name: str) -> str:
+    """The alternatives for what a name stands for, cheapest first; see `subject_of`."""
+    subject = subject_of(graph, name)
+    states = {s.name: s for s in graph.states}
+    if subject in states:
+        shape = graph.tensors[states[subject].tensor].shape
+        now: object = plan.division.homes[subject]
+        title = f"{subject}, {list(shape)}: stored as {now!r}"
+        found = _homes(plan, graph, subject, shape)
     else:
-        raise ValueError(
-            f"{name!r} is no parameter, operator or tensor of the step; parameters are "
-            f"named as in model.state_dict(), such as {graph.states[0].name!r}"
-        )
+        op = next(op for op in graph.ops if op.name == subject)
+        now = plan.division.signatures[subject]
+        where = ", ".join(part for part in (op.module, op.line) if part) or "the loss"
+        title = f"{subject}, {operator_of(op, graph).text} in {where}: {_text(now)}"
+        found = _signatures(plan, graph, op)
     objective = objective_of(plan)
     before = cost_of(graph, plan.division, objective).total
     rows = []
-    for choice, division in islice(found, MAX_ALTERNATIVES):
+    others = ((c, division) for c, division in found if c != now)
+    for choice, division in islice(others, MAX_ALTERNATIVES):
         more = cost_of(graph, division, objective).total - before
-        rows.append((more, _text(choice), choice == now))
+        rows.append((more, _text(choice), False))
+    rows.append((0.0, _text(now), True))
     rows.sort(key=lambda row: (row[0], not row[2]))
     lines = [title]
     for more, text, is_now in rows:
@@ -75,6 +83,21 @@ def explain(plan: PlanData, graph: Graph, name: str) -> str:
         size = f"{sign}{cost_text(abs(more), plan.unit)}"
         lines.append(f"  {size:>12}  {text}{'   <- the plan' if is_now else ''}")
     return "\n".join(lines)
+
+
+def _modules(graph: Graph) -> dict[str, str]:
+    """The operator that each module, and each that holds it, stands for."""
+    heavy: dict[str, str] = {}
+    first: dict[str, str] = {}
+    for op in graph.ops:
+        parts = op.module.split(".") if op.module else []
+        is_heavy = op.phase == "forward" and flops(operator_of(op, graph)) > 0
+        for count in range(1, len(parts) + 1):
+            path = ".".join(parts[:count])
+            first.setdefault(path, op.name)
+            if is_heavy:
+                heavy.setdefault(path, op.name)
+    return {**first, **heavy}
 
 
 def _homes(

@@ -16,6 +16,9 @@ import numpy as np
 MAX_PERIOD = 1024
 """Longer repeats are not looked for."""
 
+MOST_ITEMS = 1_000_000
+"""That a list may have."""
+
 
 def fold(items: Sequence[Hashable]) -> list[Any]:
     """A list with its adjacent repeats written once."""
@@ -36,13 +39,24 @@ def fold(items: Sequence[Hashable]) -> list[Any]:
 
 
 def unfold(folded: Iterable[Any]) -> list[Any]:
-    """The list that `fold` has folded."""
+    """The list that `fold` has folded.
+
+    Raises:
+        ValueError: a repeat that is none, or of more items than any list has.
+    """
     items: list[Any] = []
     for item in folded:
-        if isinstance(item, dict):
-            items += item["of"] * item["times"]
-        else:
+        if not isinstance(item, dict):
             items.append(item)
+            continue
+        part, times = item.get("of"), item.get("times")
+        if not isinstance(part, list) or type(times) is not int or times < 1:
+            raise ValueError(
+                f"{str(item)[:60]} is no repeat, such as {{'times': 3, 'of': [...]}}"
+            )
+        if len(items) + len(part) * times > MOST_ITEMS:
+            raise ValueError(f"{times} repeats make more than {MOST_ITEMS} items")
+        items += part * times
     return items
 
 

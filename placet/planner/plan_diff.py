@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from placet.planner.plan_data import PlanData
-from placet.planner.plan_json import ranges
+from placet.planner.plan_names import ranges
 
 MAX_LINES = 40
 

@@ -1,4 +1,4 @@
-"""A plan edited by hand: other signatures or homes, routed and priced again.
+"""A plan edited by hand: other signatures, homes or boxings, priced again.
 
 cost = sum over operators of their cost + sum over boxing steps of their price
 """
@@ -7,11 +7,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from placet.cost.machine import machine_here
 from placet.cost.objective import Objective, bytes_objective, seconds_objective
 from placet.placement.layout import Layout, check_fits
 from placet.placement.placement import Placement
-from placet.planner.plan_data import PlanData
+from placet.planner.plan_data import Overlapped, PlanData
+from placet.planner.plan_facts import facts_of
+from placet.planner.plan_names import nearest
+from placet.planner.storage import is_home
 from placet.program.division import Division
 from placet.program.graph import Graph
 from placet.program.route import domains_of, route, uses_of
@@ -36,9 +38,9 @@ class Cost:
 
 def objective_of(plan: PlanData) -> Objective:
     """The prices that a plan was made by."""
-    if plan.unit == "bytes" or plan.cluster is None:
+    if plan.cluster is None or plan.machine is None:
         return bytes_objective(plan.mesh)
-    return seconds_objective(plan.mesh, plan.cluster, machine_here())
+    return seconds_objective(plan.mesh, plan.cluster, plan.machine)
 
 
 def cost_of(graph: Graph, division: Division, objective: Objective) -> Cost:
@@ -61,9 +63,32 @@ def cost_of(graph: Graph, division: Division, objective: Objective) -> Cost:
 
 
 def edited(plan: P, graph: Graph, division: Division) -> P:
-    """A plan with another division, priced again."""
-    cost = cost_of(graph, division, objective_of(plan)).total
-    return replace(plan, division=division, cost=cost, solver="by hand")
+    """A plan with another division, priced again; pins of the search do not hold it."""
+    objective = objective_of(plan)
+    cost = cost_of(graph, division, objective).total
+    facts = facts_of(graph, division, objective, plan.storage)
+    overlapped = plan.overlapped
+    if overlapped is not None and facts.overlapped_seconds is not None:
+        seconds = facts.overlapped_seconds
+        bound = min(overlapped.bound_seconds, seconds)
+        overlapped = Overlapped(seconds, bound)
+    return replace(
+        plan,
+        division=division,
+        cost=cost,
+        bound=min(plan.bound, cost),
+        solver="hand",
+        memory_bytes=facts.memory_bytes,
+        overlapped=overlapped,
+        matmul_ratio=facts.matmul_ratio,
+        work=facts.work,
+        moves=facts.moves,
+    )
+
+
+def routed(plan: PlanData, graph: Graph) -> Division:
+    """The division with the cheapest boxings for its homes and signatures."""
+    return route(graph, plan.division, objective_of(plan).step_price)
 
 
 def with_home(
@@ -72,10 +97,15 @@ def with_home(
     """The division with a state stored elsewhere."""
     states = {state.name: state for state in graph.states}
     if name not in states:
-        raise ValueError(f"{name!r} is no parameter or buffer: {_some(states)}")
+        raise ValueError(f"{name!r} is no parameter or buffer; {nearest(name, states)}")
     layout = home if isinstance(home, Layout) else Layout(plan.mesh, home)
     state = states[name]
     check_fits(graph.tensors[state.tensor].shape, layout)
+    if layout.mesh != plan.mesh or not is_home(layout):
+        raise ValueError(
+            f"{name!r} cannot live as {layout!r}: give B or S(dim), without a halo, "
+            f"for each axis of {plan.mesh!r}"
+        )
     division = plan.division
     changed = replace(division, homes={**division.homes, name: layout})
     touched = {state.tensor, *([state.new] if state.new else [])}
@@ -88,7 +118,7 @@ def with_signature(
     """The division with other signatures of an operator."""
     ops = {op.name: op for op in graph.ops}
     if name not in ops:
-        raise ValueError(f"{name!r} is no operator: {_some(ops)}")
+        raise ValueError(f"{name!r} is no operator; {nearest(name, ops)}")
     operator = operator_of(ops[name], graph)
     found = tuple(picked)
     if not is_legal(plan.division, operator, found):
@@ -131,8 +161,3 @@ def rerouted(
     boxings |= {n: s for n, s in fresh.items() if n in touched}
     again = {n: s for n, s in division.again.items() if n not in touched}
     return replace(division, boxings=boxings, again=again)
-
-
-def _some(names: Collection[str]) -> str:
-    few = list(names)[:4]
-    return f"there are {', '.join(few)}{' ...' if len(names) > 4 else ''}"

@@ -3,25 +3,17 @@
 rows of equal blocks are one: "h.{0-11}.attn" stands for twelve modules.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from placet.boxing.path import mean_bytes
-from placet.cost.flops import flops
 from placet.placement.layout import Layout
 from placet.planner.plan_data import PlanData
-from placet.planner.plan_json import ranges
-from placet.program.division import Division
-from placet.program.graph import Graph
-from placet.program.program import bytes_text, change
-from placet.program.route import domains_of, uses_of
-from placet.program.signature import operator_of, target_name
+from placet.planner.plan_names import ranges
+from placet.program.program import bytes_text
 
-MAX_MOVES = 16
-"""Rows of boxings that are kept and shown."""
+MAX_MESHES = 6
+"""Other meshes that are shown."""
 
-Work = tuple[tuple[str, str, str], ...]
-Moves = tuple[tuple[str, str, int, float], ...]
+STOPPED = "by its time limit, before the gap that was asked for; give it more time"
 
 
 def plan_text(plan: PlanData) -> str:
@@ -36,82 +28,72 @@ def cost_text(cost: float, unit: str) -> str:
     return f"{cost * 1e3:.3g} ms" if cost < 1 else f"{cost:.3g} s"
 
 
-def work_of(graph: Graph, division: Division) -> Work:
-    """The heavy operators of the forward, by module, and how they are divided."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for op in graph.ops:
-        if op.phase == "forward" and flops(operator_of(op, graph)) > 0:
-            signatures = _axes_text(division, op.name)
-            key = target_name(op.target), signatures
-            groups.setdefault(key, []).append(op.module or "(model)")
-    rows = []
-    for (target, signatures), modules in groups.items():
-        for module in ranges(list(dict.fromkeys(modules))):
-            rows.append((module, target, signatures))
-    return tuple(rows)
-
-
-def moves_of(graph: Graph, division: Division) -> Moves:
-    """The boxings, alike ones together, with the mean bytes that a rank receives."""
-    modules = {n: op.module for op in graph.ops for n in op.outputs if n is not None}
-    for state in graph.states:
-        modules[state.tensor] = state.name
-        if state.new is not None:
-            modules[state.new] = f"{state.name} (new)"
-    domains = domains_of(graph, uses_of(graph, division), mean_bytes)
-    counts: Counter[tuple[str, str]] = Counter()
-    sizes: Counter[tuple[str, str]] = Counter()
-    names: dict[str, dict[str, None]] = {}
-    for found in (division.boxings, division.again):
-        for name, steps in found.items():
-            domain = domains[graph.tensors[name]]
-            stem = _stem(modules.get(name) or "(batch)")
-            names.setdefault(stem, {})[modules.get(name) or "(batch)"] = None
-            for src, dst in steps:
-                price = float(domain.steps[domain.index(src), domain.index(dst)])
-                if price >= 1:
-                    counts[stem, change(src, dst)] += 1
-                    sizes[stem, change(src, dst)] += price  # type: ignore[assignment]
-    rows = [
-        (", ".join(ranges(list(names[stem]))), changed, counts[stem, changed], size)
-        for (stem, changed), size in sizes.most_common(MAX_MOVES)
-    ]
-    return tuple(rows)
-
-
-def _stem(name: str) -> str:
-    return ".".join("#" if part.isdigit() else part for part in name.split("."))
-
-
-def _axes_text(division: Division, name: str) -> str:
-    pairs = zip(division.signatures[name], division.mesh.axes, strict=True)
-    return ";  ".join(f"{signature!r} @{axis}" for signature, axis in pairs)
-
-
 def _header(plan: PlanData) -> list[str]:
     batch = ", ".join(str(list(meta.shape)) for meta in plan.batch)
     what = "received per rank and step" if plan.unit == "bytes" else "a step"
-    good = f"none is below {cost_text(plan.bound, plan.unit)}"
-    if plan.gap <= 1:
-        good = f"at most {plan.gap:.1%} too dear" if plan.gap else "no plan is cheaper"
-    lines = [
-        f"plan on {plan.mesh!r} for a batch of {batch}, {plan.precision}",
-        f"  cost     {cost_text(plan.cost, plan.unit)} {what} ({good})",
-        f"  memory   {bytes_text(plan.memory_bytes)} on the fullest rank"
-        + (
-            f" of {bytes_text(plan.memory_limit_bytes)} allowed"
-            if plan.memory_limit_bytes
-            else ""
-        ),
-        f"  found    by {plan.solver} in {sum(plan.search_seconds.values()):.1f} s"
-        + ("" if plan.is_complete else ", ended by the time limit"),
+    seconds = sum(plan.search_seconds.values())
+    rows = [
+        ("cost", f"{cost_text(plan.cost, plan.unit)} {what}"),
+        ("bound", f"{cost_text(plan.bound, plan.unit)}, below which no plan is"),
+        ("gap", gap_text(plan)),
+        *_overlap(plan),
+        *_matmuls(plan),
+        ("memory", memory_text(plan)),
+        ("found", f"by {plan.solver} in {seconds:.1f} s"),
+        *(() if plan.is_complete else (("stopped", STOPPED),)),
+        *_others(plan),
+        *(("note", note) for note in plan.notes),
     ]
-    for tried in plan.meshes:
-        if tried.mesh != plan.mesh:
-            cost = "none" if tried.cost is None else cost_text(tried.cost, plan.unit)
-            bound = cost_text(tried.bound, plan.unit)
-            lines.append(f"  also     {tried.mesh!r}: {cost} (at least {bound})")
-    return [*lines, *(f"  note     {note}" for note in plan.notes)]
+    title = f"plan on {plan.mesh!r} for a batch of {batch}, {plan.precision}"
+    return [title, *(f"  {name:8} {text}" for name, text in rows)]
+
+
+def gap_text(plan: PlanData) -> str:
+    """How good a plan is, for people."""
+    if plan.gap == 0:
+        return "0%: no plan is cheaper"
+    if plan.gap > 10:
+        return "not known: the bound says next to nothing"
+    return f"{plan.gap:.2%}: no plan is cheaper by more"
+
+
+def memory_text(plan: PlanData) -> str:
+    """What the fullest rank holds, for people."""
+    limit = plan.memory_limit_bytes
+    allowed = "" if limit is None else f", of {bytes_text(limit)} allowed"
+    return f"{bytes_text(plan.memory_bytes)} on the fullest rank at its peak{allowed}"
+
+
+def _overlap(plan: PlanData) -> Iterator[tuple[str, str]]:
+    found = plan.overlapped
+    if found is not None:
+        yield (
+            "overlap",
+            f"{cost_text(found.seconds, 'seconds')} a step with boxings beside "
+            f"computing; gap with overlap {found.gap:.1%}, to the larger of computing "
+            f"and half the bound, {cost_text(found.bound_seconds, 'seconds')}",
+        )
+
+
+def _matmuls(plan: PlanData) -> Iterator[tuple[str, str]]:
+    if plan.matmul_ratio is not None:
+        yield (
+            "matmuls",
+            f"{plan.matmul_ratio:.2f} x the bytes that matrix products need at least, "
+            "each alone with one copy of its matrices",
+        )
+
+
+def _others(plan: PlanData) -> Iterator[tuple[str, str]]:
+    """The other meshes, the cheapest first."""
+    tried = [mesh for mesh in plan.meshes if mesh.mesh != plan.mesh]
+    tried.sort(key=lambda t: t.bound if t.cost is None else t.cost)
+    for mesh in tried[:MAX_MESHES]:
+        cost = "no better" if mesh.cost is None else cost_text(mesh.cost, plan.unit)
+        bound = cost_text(mesh.bound, plan.unit)
+        yield "also", f"{mesh.mesh!r}: {cost} (bound {bound})"
+    if len(tried) > MAX_MESHES:
+        yield "also", f"{len(tried) - MAX_MESHES} further meshes"
 
 
 def _homes(plan: PlanData) -> list[str]:

@@ -6,38 +6,40 @@ for each factorisation of the ranks into a mesh:
     problem   choices of every operator, prices         planner/build.py
     solve     the cheapest plan, and a bound            planner/search.py
 the cheapest of all; the bound is the least of all meshes'
+
+With overlap no step is shorter than its computing, nor than half of computing and
+moving together, as one of the two lanes has that much:
+
+    step >= max(sum over operators of the least computing, bound / 2)   -> _overlapped
 """
 
-import re
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, get_args
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from placet.cost.machine import Machine, machine_here
-from placet.cost.objective import (
-    Objective,
-    Unit,
-    bytes_objective,
-    seconds_objective,
-)
+from placet.cost.machine import Machine
+from placet.cost.objective import Unit
 from placet.errors import PlanError
 from placet.placement.cluster import Cluster
 from placet.placement.mesh import Mesh
 from placet.planner.build import build_problem, with_memory
 from placet.planner.classes import find_classes
 from placet.planner.fit import fitted
-from placet.planner.meshes import Meshes, meshes_of, search_meshes
+from placet.planner.meshes import Meshes, search_meshes
 from placet.planner.pins import Pin
 from placet.planner.plan import Plan
-from placet.planner.plan_data import MeshTried
-from placet.planner.plan_text import moves_of, work_of
+from placet.planner.plan_data import MeshTried, Overlapped, relative_gap
+from placet.planner.plan_facts import facts_of
 from placet.planner.problem import Problem, Solution
 from placet.planner.search import solve
-from placet.planner.storage import Storage, storage_of
+from placet.planner.wanted import Wanted, wanted_of
 from placet.program.capture import Captured, LossFunction, Precision, capture
 from placet.program.graph import Graph
 from placet.program.normalise.normalise import normalise
@@ -53,35 +55,22 @@ Watch = Callable[[str], None]
 """Is told what the planner does now."""
 
 
+def silent(_: str) -> None:
+    """Tells nobody."""
+
+
 @dataclass(frozen=True)
-class Wanted:
-    """What a plan is asked for, besides the model.
+class PlannedFor:
+    """A captured step that a plan is made for.
 
     Args:
-        num_ranks: that the plan is for.
-        cluster: their links; None where bytes alone count.
-        machine: how fast they compute; only for seconds.
-        memory_bytes: what each rank may hold.
-        meshes: to be tried, in this order.
+        graph: normalised.
+        seconds: that capturing took.
     """
 
-    unit: Unit
-    num_ranks: int
-    cluster: Cluster | None
-    machine: Machine | None
-    memory_bytes: float | None
-    meshes: tuple[Mesh, ...]
-    pins: tuple[Pin, ...]
-    storage: Storage
-    time_limit_seconds: float
-
-    def objective(self, mesh: Mesh) -> Objective:
-        """The prices on a mesh."""
-        if self.unit == "bytes":
-            return bytes_objective(mesh)
-        assert self.cluster is not None
-        assert self.machine is not None
-        return seconds_objective(mesh, self.cluster, self.machine)
+    captured: Captured
+    graph: Graph
+    seconds: float
 
 
 def plan(
@@ -99,6 +88,7 @@ def plan(
     precision: Precision = "fp32",
     machine: Machine | None = None,
     time_limit_seconds: float = 60.0,
+    gap: float | None = None,
     watch: Watch | None = None,
 ) -> Plan:
     """A plan for training a model on a cluster.
@@ -120,77 +110,53 @@ def plan(
         optimizer: its name or itself; says how much state a parameter has.
         precision: "bf16" plans a step under autocast.
         machine: how fast a rank computes; measured for a moment if left out.
-        time_limit_seconds: for the search on all meshes.
+        time_limit_seconds: for the search on all meshes; then the best plan so far is
+            returned, with its gap, and `is_complete` false.
+        gap: the search ends when the plan is proven to cost at most so much more than
+            the best one, as a part: 0.01; 0 searches the best. If left out, the best
+            for small models, and half a percent for others.
         watch: is told what the planner does.
 
     Raises:
         CaptureError: the step cannot be captured.
-        PlanError: nothing fits the memory; says the least that would do.
+        PlanError: nothing fits the memory (says the least that would do), or the time
+            was over before any plan was found.
         ValueError: a mesh of another size than the cluster; a pin without a choice; an
             option that is none.
 
     Source: AutoDDL (arXiv:2301.06813); differs in a bound, in activations counted as
     memory, in boxings shared by all readers, and in running on stock PyTorch.
     """
-    _check_question(objective, mesh, max_axes, pins, precision, time_limit_seconds)
-    began = time.monotonic()
-    tell = watch or (lambda _: None)
-    cluster = cluster or Cluster.here(None if mesh is None else mesh.num_ranks)
-    num_ranks = cluster.num_ranks
-    if mesh is not None and mesh.num_ranks != num_ranks:
-        raise ValueError(
-            f"{mesh!r} has {mesh.num_ranks} ranks, the cluster has {num_ranks}; give a "
-            "mesh of as many"
-        )
-    tell("capturing one step")
-    captured = capture(model, sample_batch, loss, precision=precision)
-    graph = normalise(captured.graph, num_ranks)
-    wanted = Wanted(
-        objective,
-        num_ranks,
-        cluster,
-        machine or machine_here() if objective == "seconds" else None,
-        None if memory is None else parse_bytes(memory),
-        (mesh,) if mesh is not None else meshes_of(num_ranks, max_axes=max_axes),
-        tuple(pins),
-        storage_of(optimizer),
-        time_limit_seconds,
+    tell = watch or silent
+    wanted = wanted_of(
+        cluster=cluster,
+        memory=memory,
+        objective=objective,
+        mesh=mesh,
+        max_axes=max_axes,
+        pins=pins,
+        optimizer=optimizer,
+        precision=precision,
+        machine=machine,
+        time_limit_seconds=time_limit_seconds,
+        gap=gap,
     )
-    found = search(captured, graph, wanted, time.monotonic() - began, tell)
-    return replace(found, precision=precision)
+    tell("capturing one step")
+    return search(step_for(model, sample_batch, loss, wanted), wanted, tell)
 
 
-def _check_question(
-    objective: object,
-    mesh: object,
-    max_axes: int,
-    pins: object,
-    precision: object,
-    time_limit_seconds: float,
-) -> None:
-    """Options that mean nothing are refused before anything is traced.
+def step_for(
+    model: nn.Module, sample_batch: Any, loss: LossFunction | None, wanted: Wanted
+) -> PlannedFor:
+    """The step of a model, captured for a plan.
 
     Raises:
-        ValueError: says what was given, and what could be.
+        CaptureError: it cannot be captured.
     """
-    named = (("objective", objective, Unit), ("precision", precision, Precision))
-    for name, value, kind in named:
-        if value not in get_args(kind):
-            known = " or ".join(map(repr, get_args(kind)))
-            raise ValueError(f"{name}={value!r}: choose {known}")
-    if not isinstance(mesh, Mesh | None):
-        raise ValueError(f"mesh={mesh!r}: give a mesh, such as placet.Mesh('data=2')")
-    if not isinstance(pins, Sequence) or not all(isinstance(p, Pin) for p in pins):
-        raise ValueError(
-            f"pins={pins!r}: give a list of pins, such as "
-            "[placet.Pin('*.weight', home=placet.S(0))]"
-        )
-    if max_axes < 1:
-        raise ValueError(f"max_axes={max_axes}: a mesh has at least 1 axis")
-    if not time_limit_seconds > 0:
-        raise ValueError(
-            f"time_limit_seconds={time_limit_seconds}: give a time above 0"
-        )
+    began = time.monotonic()
+    captured = capture(model, sample_batch, loss, precision=wanted.precision)
+    graph = normalise(captured.graph, wanted.num_ranks)
+    return PlannedFor(captured, graph, time.monotonic() - began)
 
 
 def graph_for(
@@ -206,71 +172,104 @@ def graph_for(
     return normalise(captured.graph, num_ranks)
 
 
-def search(
-    captured: Captured,
-    graph: Graph,
-    wanted: Wanted,
-    capture_seconds: float,
-    tell: Watch,
-) -> Plan:
+@dataclass
+class _Builder:
+    """Makes the problem of each mesh, and keeps what it took.
+
+    Args:
+        least_compute: of any plan on any mesh built so far, in the objective's unit.
+    """
+
+    graph: Graph
+    wanted: Wanted
+    tell: Watch
+    seconds: float = 0.0
+    least_compute: float = field(default=math.inf)
+
+    def __call__(self, mesh: Mesh) -> Problem:
+        """The problem of a mesh."""
+        self.tell(f"{mesh!r}: pricing")
+        began = time.monotonic()
+        problem = build_problem(
+            self.graph,
+            mesh,
+            self.wanted.objective(mesh),
+            storage=self.wanted.storage,
+            memory_bytes=self.wanted.memory_bytes,
+            pins=self.wanted.pins,
+        )
+        least = sum(float(node.costs.min()) for node in problem.nodes)
+        self.least_compute = min(self.least_compute, least)
+        problem = find_classes(problem)
+        self.seconds += time.monotonic() - began
+        self.tell(f"{mesh!r}: searching")
+        return problem
+
+
+def search(step: PlannedFor, wanted: Wanted, tell: Watch = silent) -> Plan:
     """The cheapest plan over all meshes.
 
     Raises:
-        PlanError: nothing fits the memory.
+        PlanError: nothing fits the memory, or no plan was found in time.
     """
-    times = {"capture": capture_seconds, "build": 0.0}
-
-    def build(mesh: Mesh) -> Problem:
-        tell(f"{mesh!r}: pricing")
-        began = time.monotonic()
-        problem = build_problem(
-            graph,
-            mesh,
-            wanted.objective(mesh),
-            storage=wanted.storage,
-            memory_bytes=wanted.memory_bytes,
-            pins=wanted.pins,
-        )
-        problem = find_classes(problem)
-        times["build"] += time.monotonic() - began
-        tell(f"{mesh!r}: searching")
-        return problem
-
+    graph = step.graph
+    build = _Builder(graph, wanted, tell)
     began = time.monotonic()
-    ends = began + wanted.time_limit_seconds
     found = search_meshes(
         build,
         wanted.num_ranks,
         meshes=wanted.meshes,
         time_limit_seconds=wanted.time_limit_seconds,
+        solver=partial(solve, gap=wanted.gap),
     )
-    times["solve"] = time.monotonic() - began - times["build"]
+    searched = time.monotonic() - began - build.seconds
     if found.best is None or found.problem is None:
-        raise _does_not_fit(wanted, _leanest(graph, wanted, found, build))
+        raise _no_plan(graph, wanted, found, build)
     mesh, solution = found.solutions[found.best]
     tell("counting memory")
+    ends = began + wanted.time_limit_seconds
     fit = fitted(graph, mesh, found.problem, solution, wanted.storage, ends=ends)
     if wanted.memory_bytes is not None and fit.peak_bytes > wanted.memory_bytes:
-        raise _does_not_fit(wanted, fit.peak_bytes)
+        raise _does_not_fit(graph, wanted, fit.peak_bytes)
     division, solution = fit.division, fit.solution
+    facts = facts_of(graph, division, wanted.objective(mesh), wanted.storage)
+    reached = relative_gap(solution.cost, found.bound) <= (wanted.gap or 0.0)
     return Plan(
         division,
         wanted.unit,
         solution.cost,
         found.bound,
-        found.is_complete,
+        found.is_complete or reached,
         solution.solver,
-        times,
+        {"capture": step.seconds, "build": build.seconds, "solve": searched},
         wanted.memory_bytes,
-        fit.peak_bytes,
-        captured.fingerprint,
-        captured.metas,
+        facts.memory_bytes,
+        step.captured.fingerprint,
+        {s.name: graph.tensors[s.tensor] for s in graph.states},
+        step.captured.metas,
+        wanted.storage,
+        torch.__version__,
+        wanted.precision,
         cluster=wanted.cluster,
+        machine=wanted.machine,
+        overlapped=_overlapped(
+            facts.overlapped_seconds, found.bound, build.least_compute
+        ),
+        matmul_ratio=facts.matmul_ratio,
         meshes=tuple(_tried(*pair) for pair in found.solutions),
         notes=(*solution.notes, *replicated_notes(graph)),
-        work=work_of(graph, division),
-        moves=moves_of(graph, division),
+        work=facts.work,
+        moves=facts.moves,
     )
+
+
+def _overlapped(
+    seconds: float | None, bound: float, least_compute: float
+) -> Overlapped | None:
+    if seconds is None:
+        return None
+    least = max(least_compute, bound / 2)
+    return Overlapped(seconds, min(least, seconds))
 
 
 def _tried(mesh: Mesh, solution: Solution) -> MeshTried:
@@ -283,10 +282,31 @@ def replicated_notes(graph: Graph) -> tuple[str, ...]:
     found: dict[str, str] = {}
     for op in graph.ops:
         if op.inputs and rule_of(operator_of(op, graph))[1] == "replicated":
-            found.setdefault(target_name(op.target), op.module or "the model itself")
+            where = ", ".join(filter(None, (op.module or "the model itself", op.line)))
+            found.setdefault(target_name(op.target), where)
     return tuple(
-        f"{target} in {module}: no signature is known, so every rank runs it whole"
-        for target, module in found.items()
+        f"{target} in {where}: no signature is known, so every rank runs it whole"
+        for target, where in found.items()
+    )
+
+
+def _no_plan(
+    graph: Graph, wanted: Wanted, found: Meshes, build: Callable[[Mesh], Problem]
+) -> PlanError:
+    """Why a search has found nothing."""
+    if wanted.memory_bytes is not None:
+        least = _leanest(graph, wanted, found, build)
+        if least is not None:
+            return _does_not_fit(graph, wanted, least)
+    if not found.is_complete:
+        return PlanError(
+            f"no plan was found in {wanted.time_limit_seconds:g} s: give the search "
+            "more time (time_limit_seconds), or one mesh"
+        )
+    if wanted.memory_bytes is not None:
+        return _does_not_fit(graph, wanted, None)
+    return PlanError(
+        f"no plan goes with all of the {len(wanted.pins)} pins: leave some out"
     )
 
 
@@ -307,26 +327,26 @@ def _leanest(
     return measured.peak_bytes
 
 
-def _does_not_fit(wanted: Wanted, least_bytes: float | None) -> PlanError:
-    least = "" if least_bytes is None else f", {bytes_text(least_bytes)} would do"
+def _does_not_fit(graph: Graph, wanted: Wanted, least_bytes: float | None) -> PlanError:
+    """What would do, and what takes it."""
+    least = "" if least_bytes is None else f", {enough_text(least_bytes)} would do"
+    kept = 1 + wanted.storage.gradient + wanted.storage.optimizer
+    trained = sum(
+        graph.tensors[s.tensor].num_bytes * (kept if s.new and s.is_parameter else 1)
+        for s in graph.states
+    )
+    share = bytes_text(trained / wanted.num_ranks)
     return PlanError(
         f"no plan for {wanted.num_ranks} ranks fits in "
-        f"{bytes_text(wanted.memory_bytes or 0)} a rank{least}: give more memory, "
-        "use more ranks, a smaller batch, or an optimizer with less state"
+        f"{bytes_text(wanted.memory_bytes or 0)} a rank{least} (parameters, gradients "
+        f"and optimizer state take {share} of it, split over all ranks): give more "
+        "memory, use more ranks, a smaller batch, or an optimizer with less state"
     )
 
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-
-
-def parse_bytes(text: str | int) -> float:
-    """A size in bytes: 8589934592, "8GiB" or "500 MB".
-
-    Raises:
-        ValueError: neither a number nor a number with a unit.
-    """
-    found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([A-Za-z]*)\s*", str(text))
-    if found is None or found[2].upper() not in _UNITS or float(found[1]) <= 0:
-        raise ValueError(f"memory={text!r}: write a size such as '8GiB' or '500MB'")
-    return float(found[1]) * _UNITS[found[2].upper()]
+def enough_text(num_bytes: float) -> str:
+    """A size for people that is not below what it stands for: 1.3 MiB."""
+    unit = 1
+    while num_bytes >= 1024 * unit:
+        unit *= 1024
+    return bytes_text(math.ceil(num_bytes / unit * 10) / 10 * unit)

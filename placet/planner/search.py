@@ -7,8 +7,8 @@
     4  if a gap is left: whole numbers, with ties, then without
 
 Whole numbers with ties restrict the problem, so that run gives plans and no bound. The
-run without ties gives both. Problems that are not small are done at GOOD_GAP: what the
-last thousandths cost in time is not worth it.
+run without ties gives both. Where no gap is asked for, problems that are not small are
+done at GOOD_GAP: what the last thousandths cost in time is not worth it.
 """
 
 import math
@@ -45,6 +45,7 @@ def solve(
     *,
     time_limit_seconds: float = 60.0,
     cutoff: float | None = None,
+    gap: float | None = None,
 ) -> Solution:
     """The cheapest plan found, and a bound of all plans.
 
@@ -53,12 +54,13 @@ def solve(
         time_limit_seconds: then the best so far is returned, `is_complete` false.
         cutoff: no plan is wanted that costs as much; the search ends when the bound
             reaches it.
+        gap: the search ends when it is reached, (cost - bound) / bound; 0: the best.
 
     Raises:
         ValueError: nodes of one kind differ.
     """
     started = time.monotonic()
-    run = _Run(problem, started + time_limit_seconds, cutoff)
+    run = _Run(problem, started + time_limit_seconds, cutoff, gap)
     solution = run.search()
     return replace(solution, seconds=time.monotonic() - started)
 
@@ -72,7 +74,13 @@ class _Best:
 class _Run:
     """One search: what is known so far."""
 
-    def __init__(self, problem: Problem, deadline: float, cutoff: float | None) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        deadline: float,
+        cutoff: float | None,
+        gap: float | None,
+    ) -> None:
         self.problem = problem
         self.deadline = deadline
         self.cutoff = math.inf if cutoff is None else cutoff
@@ -82,6 +90,7 @@ class _Run:
         self.notes: list[str] = []
         self.is_complete = True
         self.is_small = True
+        self.gap = gap
 
     @property
     def left(self) -> float:
@@ -122,8 +131,15 @@ class _Run:
         free = untied(self.problem)
         return [free] if self.ties.is_trivial else [self.ties, free]
 
+    @property
+    def wanted_gap(self) -> float:
+        """The gap at which the search is done."""
+        if self.gap is not None:
+            return max(self.gap, EXACT_GAP)
+        return EXACT_GAP if self.is_small else GOOD_GAP
+
     def _is_good(self) -> bool:
-        wanted = 10 * EXACT_GAP if self.is_small else GOOD_GAP
+        wanted = max(self.wanted_gap, 10 * EXACT_GAP)
         return self.best.cost - self.bound <= wanted * abs(self.bound) + 1e-12
 
     def _round(self, relaxation: Relaxation, found: Solved) -> None:
@@ -150,14 +166,15 @@ class _Run:
 
     def _moved(self, table: Table, end: Descended) -> Descended:
         """Moves trees of classes at once; keeps what fits the memory."""
-        wanted = self.bound + GOOD_GAP * abs(self.bound)
+        exact = self.wanted_gap == EXACT_GAP
+        wanted = self.bound + self.wanted_gap * abs(self.bound)
         seconds = (1 - LP_SHARE) * self.left
         found = improve(
             table,
             end,
             patience=PATIENCE,
             deadline=time.monotonic() + seconds,
-            wanted=-math.inf if self.is_small else wanted,
+            wanted=-math.inf if exact else wanted,
         )
         fits = self._offer(table.assignment(found.choices, found.rate))
         return found if fits else end
@@ -177,8 +194,7 @@ class _Run:
         relaxation = relax(self.problem, ties, choices, alike=True)
         if len(relaxation.model.costs) > LARGEST:
             return
-        gap = EXACT_GAP if self.is_small else GOOD_GAP
-        found = relaxation.model.solved(self.left, gap)
+        found = relaxation.model.solved(self.left, self.wanted_gap)
         if ties.is_trivial and np.isfinite(found.bound):
             self.bound = max(self.bound, found.bound)
         if found.status == "time":

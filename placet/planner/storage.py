@@ -1,8 +1,11 @@
-"""What parameters hold besides their values: gradients and optimizer state."""
+"""Where parameters live, and what they hold besides their values."""
 
 from dataclasses import dataclass
 
 import torch
+
+from placet.placement.layout import Layout
+from placet.placement.placement import Broadcast, Split
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,14 @@ class Storage:
     gradient: float = 1.0
     optimizer: float = 2.0
     whole: bool = False
+
+
+def is_home(layout: Layout) -> bool:
+    """Whether a tensor may live in a layout from step to step."""
+    return all(
+        isinstance(p, Broadcast) or (isinstance(p, Split) and p.halo == (0, 0))
+        for p in layout.placements
+    )
 
 
 def storage_of(optimizer: str | torch.optim.Optimizer) -> Storage:

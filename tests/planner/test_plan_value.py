@@ -117,7 +117,7 @@ def test_explain_lists_alternatives(planned) -> None:
     assert "<- the plan" in text
     heavy = next(op for op in graph.ops if op.module == "h.1.up").name
     assert "<- the plan" in ours.explain(graph, heavy)
-    with pytest.raises(ValueError, match="no parameter, operator or tensor"):
+    with pytest.raises(ValueError, match="no parameter, module, operator"):
         ours.explain(graph, "nothing")
 
 

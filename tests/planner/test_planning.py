@@ -14,7 +14,8 @@ from placet.placement.mesh import Mesh
 from placet.placement.placement import B, P, S
 from placet.planner.pins import Pin
 from placet.planner.plan import Plan
-from placet.planner.planning import parse_bytes, plan
+from placet.planner.planning import plan
+from placet.planner.wanted import parse_bytes
 
 Batch = tuple[Tensor, Tensor]
 
