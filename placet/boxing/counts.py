@@ -19,12 +19,15 @@ which is a product of small arrays, one a dim, exact for uneven parts and halos.
 
 import math
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from placet.placement.layout import Layout, Shape
 from placet.placement.placement import Split
+
+Counts: TypeAlias = npt.NDArray[np.int64]
 
 
 def held(shapes: tuple[Shape, ...], layout: Layout) -> int:
@@ -62,17 +65,33 @@ def kept(shapes: tuple[Shape, ...], src: Layout, dst: Layout) -> int:
     """
     total = 0
     for shape in shapes:
-        product: npt.NDArray[np.int64] = np.ones((1,) * len(src.mesh.axes), np.int64)
-        for dim, size in enumerate(shape):
-            before = _grid(size, *_cuts(src, dim))
-            after = _grid(size, *_cuts(dst, dim))
-            common = np.minimum(before[1], after[1]) - np.maximum(before[0], after[0])
-            product = product * np.maximum(common, 0)
+        product = common(shape, src, dst)
         never = (
             n for n, m in zip(src.mesh.sizes, product.shape, strict=True) if m != n
         )
         total += int(product.sum()) * math.prod(never)
     return total
+
+
+def common(shape: Shape, src: Layout, dst: Layout) -> Counts:
+    """Elements that each rank holds before a change and after it.
+
+    Returns:
+        By coordinate; of size 1 along axes that make no difference.
+    """
+    product: Counts = np.ones((1,) * len(src.mesh.axes), np.int64)
+    for dim, size in enumerate(shape):
+        before = _grid(size, *_cuts(src, dim))
+        after = _grid(size, *_cuts(dst, dim))
+        lengths = np.minimum(before[1], after[1]) - np.maximum(before[0], after[0])
+        product = product * np.maximum(lengths, 0)
+    return product
+
+
+def lengths(shape: Shape, layout: Layout) -> list[Counts]:
+    """How long each rank's part is along each dim; see `common` for the form."""
+    grids = (_grid(size, *_cuts(layout, dim)) for dim, size in enumerate(shape))
+    return [stops - starts for starts, stops in grids]
 
 
 _Cuts = tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, int]]
