@@ -10,21 +10,29 @@ from torch import Tensor
 
 from placet.boxing.ledger import Ledger
 from placet.boxing.path import mean_bytes
+from placet.placement.cluster import Cluster
 from placet.placement.layout import Layout, part_box, relative
 from placet.placement.mesh import Mesh
 from placet.placement.placement import B, Placement, Split
 from placet.planner.choices import layout_of
-from placet.program.capture import Captured
+from placet.planner.plan import Plan
+from placet.planner.planning import plan
+from placet.program.capture import Captured, LossFunction, capture, state_tensors
 from placet.program.division import Division
 from placet.program.graph import Graph
 from placet.program.interpret import interpret
+from placet.program.normalise.normalise import normalise
 from placet.program.refine import Refined, refine
 from placet.program.route import route
 from placet.program.rules.table import fits, signatures
 from placet.program.signature import Operator, Signature, operator_of
 from placet.run.planned import PlannedStep
 from placet.wire.interface import Wire
+from testing.models.example import Example, in_float64
 from testing.ranks import run_threads
+
+TIES_BYTES = 3.0
+"""At most what a plan of least bytes costs besides, for ties: see cost/objective.py."""
 
 
 def random_division(graph: Graph, mesh: Mesh, seed: int) -> Division:
@@ -64,6 +72,29 @@ def is_legal(operator: Operator, mesh: Mesh, picked: tuple[Signature, ...]) -> b
     made = tuple(x for x in outputs if x is not None)
     exist = len(given) == len(inputs) and len(made) == len(outputs)
     return exist and fits(operator, given, made)
+
+
+def assert_plan_is_one_device(
+    example: Example, num_ranks: int, loss: LossFunction | None = None, **asked: Any
+) -> tuple[Plan, Graph]:
+    """Ask for a plan, and run it in float64: as one device, and as it was priced.
+
+    Args:
+        loss: instead of the example's.
+        asked: of `plan`, besides the cluster.
+    """
+    model, batch = in_float64(example)
+    loss = loss or example.loss
+    found = plan(model, batch, loss, cluster=Cluster.here(num_ranks), **asked)
+    captured = capture(model, batch, loss)
+    assert found.fingerprint == captured.fingerprint
+    graph = normalise(captured.graph, num_ranks)
+    states = {n: t.detach().clone() for n, t in state_tensors(model, graph).items()}
+    refined = assert_same_as_one_device(captured, graph, found.division, states, batch)
+    received = map(refined.program.received_bytes, range(num_ranks))
+    if found.unit == "bytes":
+        assert -1e-3 <= found.cost - sum(received) / num_ranks <= TIES_BYTES
+    return found, graph
 
 
 def assert_same_as_one_device(

@@ -1,13 +1,13 @@
 """A model with a batch and a loss: what planning, capture and benches start from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from placet.torch_private.pytree import map_leaves
+from placet.torch_private.pytree import flatten, map_leaves, unflatten
 
 
 @dataclass(frozen=True)
@@ -37,3 +37,14 @@ def in_float64(example: Example) -> tuple[nn.Module, Any]:
         return leaf.double() if torch.is_floating_point(leaf) else leaf
 
     return example.model_fn().double(), map_leaves(double, example.batch_fn())
+
+
+def of_rows(example: Example, num_rows: int) -> Example:
+    """The same model with a batch of so many rows: the first dim of all its tensors."""
+
+    def batch_fn() -> Any:
+        drawn = [flatten(example.batch_fn()) for _ in range(num_rows)]
+        columns = zip(*(tensors for tensors, _ in drawn), strict=True)
+        return unflatten([torch.cat(x)[:num_rows] for x in columns], drawn[0][1])
+
+    return replace(example, batch_fn=batch_fn)

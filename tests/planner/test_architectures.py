@@ -1,8 +1,9 @@
 """Twenty architectures of a well-known library, tiny: captured, planned, executed.
 
 captured   as eager computes                             a few by a seed in the quick
-random     each operator divided by any of its rules     suite, all in the long ones
-planned    on 2 x 2 ranks, by plan()
+planned    on 2 x 2 ranks, by plan()                     suite, all in the long ones
+uneven     on other numbers of ranks, 7 sequences        long
+random     each operator divided by any of its rules     long
 
 Divided, each is one device's step in float64: loss, gradients, buffers, bytes.
 """
@@ -13,14 +14,17 @@ import pytest
 import torch
 
 from placet.placement.mesh import Mesh
-from placet.planner.planning import plan
 from placet.program.capture import capture, state_tensors
 from placet.program.normalise.normalise import normalise
 from placet.program.signature import target_name
 from testing.architectures import ARCHITECTURES, double_loss, example
 from testing.models.eager import assert_capture_is_eager
-from testing.models.example import in_float64
-from testing.planned import assert_same_as_one_device, random_division
+from testing.models.example import in_float64, of_rows
+from testing.planned import (
+    assert_plan_is_one_device,
+    assert_same_as_one_device,
+    random_division,
+)
 
 NAMES = tuple(ARCHITECTURES)
 SEED = 4
@@ -32,6 +36,7 @@ SEARCH_SECONDS = 2.0
 
 PRODUCTS = ("linear", "contract")
 MESH = Mesh("a=2, b=2")
+UNEVEN_ROWS = 7
 
 
 def test_twenty_of_the_kinds_that_count() -> None:
@@ -48,28 +53,35 @@ def test_captured_is_the_eager_step(name: str) -> None:
     assert len(captured.graph.ops) > 200
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_planned_is_one_device(name: str) -> None:
+def assert_planned(name: str, mesh: Mesh, rows: int | None = None) -> None:
+    """A plan, held against one device; no rank does all of a product."""
     torch.manual_seed(SEED)
-    model, batch = in_float64(example(name))
-    found = plan(
-        model,
-        batch,
+    model = example(name)
+    found, graph = assert_plan_is_one_device(
+        model if rows is None else of_rows(model, rows),
+        mesh.num_ranks,
         double_loss,
-        mesh=MESH,
+        mesh=mesh,
         objective="bytes",
         time_limit_seconds=SEARCH_SECONDS,
     )
-    captured = capture(model, batch, double_loss)
-    assert found.fingerprint == captured.fingerprint
-    graph = normalise(captured.graph, MESH.num_ranks)
-    states = {n: t.detach() for n, t in state_tensors(model, graph).items()}
-    assert_same_as_one_device(captured, graph, found.division, states, batch)
     products = [op for op in graph.ops if target_name(op.target) in PRODUCTS]
     assert products
-    for op in products:  # no rank does all of one
+    for op in products:
         picked = found.division.signatures[op.name]
         assert not any(signature.is_replicated for signature in picked), op.name
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_planned_is_one_device(name: str) -> None:
+    assert_planned(name, MESH)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("mesh", ["a=2", "a=3", "a=2, b=3"])
+@pytest.mark.parametrize("name", NAMES)
+def test_planned_for_uneven_parts_is_one_device(name: str, mesh: str) -> None:
+    assert_planned(name, Mesh(mesh), UNEVEN_ROWS)
 
 
 @pytest.mark.prove
