@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from placet.errors import CaptureError
+from placet.torch_private.aot import without_tracing
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _ADVICE = (
@@ -106,7 +107,8 @@ class Effects:
         for held in before:
             for path, name in self._written:
                 if path == held.path:
-                    stand_in = torch.empty(0)
+                    with without_tracing():
+                        stand_in = torch.empty(0)
                     self.left[id(stand_in)] = stand_in, f"{name!r} of {held.name}"
                     setattr(held.module, name, stand_in)
         return before
@@ -121,16 +123,16 @@ class Effects:
             CaptureError: names the module and what it changes.
         """
         for held in before:
-            self._check_buffers(held)
+            self._check_buffers(held, is_known)
             _check_members(held)
             self._check_attributes(held, is_known)
         for held in before:
             held.restore()
 
-    def _check_buffers(self, held: Held) -> None:
+    def _check_buffers(self, held: Held, is_known: Callable[[Tensor], bool]) -> None:
         for name, new in vars(held.module)["_buffers"].items():
             old = held.buffers.get(name)
-            if new is old:
+            if new is old or (old is None and is_known(new)):
                 continue
             if _kind(new) != _kind(old) or not isinstance(new, Tensor):
                 raise CaptureError(

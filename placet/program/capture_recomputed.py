@@ -60,8 +60,9 @@ def draws(op: Op) -> bool:
     """Whether an operator draws random numbers, with the arguments that it has."""
     if not isinstance(op.target, OpOverload) or not is_random(op.target):
         return False
-    named = zip((a.name for a in op.target._schema.arguments), op.args, strict=False)
-    given = {**dict(named), **dict(op.kwargs)}
+    arguments = op.target._schema.arguments
+    given = {a.name: a.default_value for a in arguments}
+    given |= dict(zip(given, op.args, strict=False)) | dict(op.kwargs)
     return bool(given.get("dropout_p", 1.0) != 0.0)
 
 
