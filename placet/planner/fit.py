@@ -18,8 +18,8 @@ from placet.planner.problem import Problem, Solution, evaluate
 from placet.planner.search import solve
 from placet.planner.storage import Storage
 from placet.program.division import Division
+from placet.program.fullest import fullest_peak
 from placet.program.graph import Graph
-from placet.program.liveness import Kept, peak_bytes
 from placet.program.refine import refine
 
 ATTEMPTS = 4
@@ -85,12 +85,6 @@ def _measured(
     assert solution.assignment is not None
     division = decide(problem, mesh, solution.assignment)
     refined = refine(graph, division, name="plan")
-    peak = peak_bytes(
-        graph,
-        division,
-        refined,
-        mesh.ranks[0],
-        kept=Kept(storage.optimizer),
-    )
+    peak = fullest_peak(graph, division, refined, storage.kept)
     row = evaluate(problem, solution.assignment).memory_bytes
     return Fitted(division, solution, row, peak.num_bytes)

@@ -1,7 +1,7 @@
 """What was decided for a model, and how good that is; a `Plan` can do more with it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from placet.cost.machine import Machine
 from placet.cost.objective import Unit
@@ -59,6 +59,8 @@ class PlanData:
         search_seconds: of capturing, building the problem, and solving.
         memory_limit_bytes: what each rank may hold; None for no limit.
         memory_bytes: what the fullest rank holds at its peak, as predicted.
+        memory_at: the operator at which that is.
+        memory_use: what for -> bytes, at the peak; see `placet.program.account`.
         fingerprint: of the captured model; a plan works for no other.
         states: shape and dtype of every parameter and buffer.
         batch: shape and dtype of each tensor of the batch it is for.
@@ -97,6 +99,8 @@ class PlanData:
     machine: Machine | None = None
     overlapped: Overlapped | None = None
     matmul_ratio: float | None = None
+    memory_at: str = ""
+    memory_use: Mapping[str, float] = field(default_factory=dict)
     meshes: tuple[MeshTried, ...] = ()
     notes: tuple[str, ...] = ()
     work: tuple[tuple[str, str, str], ...] = ()

@@ -79,6 +79,8 @@ def edited(plan: P, graph: Graph, division: Division) -> P:
         bound=min(plan.bound, cost),
         solver="hand",
         memory_bytes=facts.memory_bytes,
+        memory_at=facts.memory_at,
+        memory_use=facts.memory_use,
         overlapped=overlapped,
         matmul_ratio=facts.matmul_ratio,
         work=facts.work,

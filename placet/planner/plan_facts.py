@@ -1,7 +1,7 @@
 """What people are told of a plan: its heavy operators, its boxings, and their bytes.
 
     work     the forward's operators that compute                      -> work_of
-    peak     what the fullest rank holds                               -> peak_bytes
+    peak     what the fullest rank holds                               -> fullest_peak
     overlap  the program's nodes on two lanes, computing and links     -> timeline_of
     moves    each boxing step, with the mean bytes a rank receives     -> moves_of
     ratio    sum of those bytes / sum over matrix products of the least that each
@@ -12,7 +12,7 @@ The ratio is below 1 where copies save moves: data parallelism keeps weights who
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,9 +25,9 @@ from placet.planner.matmul_bound import bound_words
 from placet.planner.plan_names import ranges
 from placet.planner.storage import Storage
 from placet.program.division import Division
+from placet.program.fullest import fullest_peak
 from placet.program.functions.linear import contract, linear
 from placet.program.graph import Graph
-from placet.program.liveness import Kept, peak_bytes
 from placet.program.program import change
 from placet.program.refine import refine
 from placet.program.route import domains_of, uses_of
@@ -51,6 +51,8 @@ class Facts:
     """
 
     memory_bytes: float
+    memory_at: str
+    memory_use: Mapping[str, float]
     overlapped_seconds: float | None
     matmul_ratio: float | None
     work: Work
@@ -62,14 +64,14 @@ def facts_of(
 ) -> Facts:
     """All that people are told of a division."""
     refined = refine(graph, division, name="plan")
-    peak = peak_bytes(
-        graph, division, refined, division.mesh.ranks[0], kept=Kept(storage.optimizer)
-    )
+    peak = fullest_peak(graph, division, refined, storage.kept)
     seconds = None
     if isinstance(objective, Seconds):
         seconds = timeline_of(graph, division, refined, objective).seconds
     return Facts(
         peak.num_bytes,
+        peak.where,
+        peak.by_category,
         seconds,
         matmul_ratio(graph, division),
         work_of(graph, division),

@@ -47,6 +47,8 @@ def to_json(plan: PlanData) -> str:
         "search_seconds": {k: round(v, 3) for k, v in plan.search_seconds.items()},
         "memory_limit_bytes": plan.memory_limit_bytes,
         "memory_bytes": plan.memory_bytes,
+        "memory_at": plan.memory_at,
+        "memory_use": dict(plan.memory_use),
         "fingerprint": plan.fingerprint,
         "states": _states(plan.states),
         "batch": [meta_text(meta) for meta in plan.batch],

@@ -84,9 +84,11 @@ def _plan(found: Reader) -> PlanData:
         bound=found.number("bound"),
         is_complete=found.field("is_complete", bool),
         solver=found.field("solver", str),
-        search_seconds=_seconds(found.field("search_seconds", dict)),
+        search_seconds=_numbers("search_seconds", found.field("search_seconds", dict)),
         memory_limit_bytes=found.number("memory_limit_bytes", none=True),
         memory_bytes=found.number("memory_bytes"),
+        memory_at=found.field("memory_at", str),
+        memory_use=_numbers("memory_use", found.field("memory_use", dict)),
         fingerprint=found.field("fingerprint", str),
         states=states,
         batch=tuple(found.each("batch", _meta)),
@@ -198,7 +200,11 @@ def _machine(found: Mapping[str, Any]) -> Machine:
 
 def _storage(found: Reader) -> Storage:
     return Storage(
-        found.number("gradient"), found.number("optimizer"), found.field("whole", bool)
+        found.number("gradient"),
+        found.number("optimizer"),
+        found.field("whole", bool),
+        found.number("update"),
+        found.number("left"),
     )
 
 
@@ -231,8 +237,8 @@ def _row(row: Any, *kinds: Any) -> Sequence[Any]:
     return made
 
 
-def _seconds(found: Mapping[str, Any]) -> dict[str, float]:
-    reader = Reader(found, "search_seconds.")
+def _numbers(where: str, found: Mapping[str, Any]) -> dict[str, float]:
+    reader = Reader(found, f"{where}.")
     return {name: reader.number(name) for name in found}
 
 

@@ -18,7 +18,8 @@ STOPPED = "by its time limit, before the gap that was asked for; give it more ti
 
 def plan_text(plan: PlanData) -> str:
     """The plan, as `print` shows it."""
-    return "\n".join([*_header(plan), *_homes(plan), *_work(plan), *_moves(plan)])
+    parts = (_header, _memory, _homes, _work, _moves)
+    return "\n".join(line for part in parts for line in part(plan))
 
 
 def cost_text(cost: float, unit: str) -> str:
@@ -94,6 +95,14 @@ def _others(plan: PlanData) -> Iterator[tuple[str, str]]:
         yield "also", f"{mesh.mesh!r}: {cost} (bound {bound})"
     if len(tried) > MAX_MESHES:
         yield "also", f"{len(tried) - MAX_MESHES} further meshes"
+
+
+def _memory(plan: PlanData) -> list[str]:
+    rows = [
+        (use, bytes_text(size), f"{size / plan.memory_bytes:.0%}")
+        for use, size in plan.memory_use.items()
+    ]
+    return _table(f"memory of the fullest rank at its peak, {plan.memory_at}", rows)
 
 
 def _homes(plan: PlanData) -> list[str]:

@@ -256,6 +256,8 @@ def search(step: PlannedFor, wanted: Wanted, tell: Watch = silent) -> Plan:
             facts.overlapped_seconds, found.bound, build.least_compute
         ),
         matmul_ratio=facts.matmul_ratio,
+        memory_at=facts.memory_at,
+        memory_use=facts.memory_use,
         meshes=tuple(_tried(*pair) for pair in found.solutions),
         notes=(*solution.notes, *replicated_notes(graph)),
         work=facts.work,

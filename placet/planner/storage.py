@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-import torch
+from torch.optim import Optimizer
 
 from placet.placement.layout import Layout
 from placet.placement.placement import Broadcast, Split
+from placet.program.liveness import Kept
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,20 @@ class Storage:
         gradient: of a parameter that trains.
         optimizer: of a parameter that trains (2 for Adam).
         whole: the optimizer needs whole tensors, so homes are B.
+        update: of the parameter that the optimizer steps on, for a moment.
+        left: of the one before it, at that moment.
     """
 
     gradient: float = 1.0
     optimizer: float = 2.0
     whole: bool = False
+    update: float = 2.0
+    left: float = 1.0
+
+    @property
+    def kept(self) -> Kept:
+        """The optimizer's part of it."""
+        return Kept(self.optimizer, self.update, self.left)
 
 
 def is_home(layout: Layout) -> bool:
@@ -31,37 +41,50 @@ def is_home(layout: Layout) -> bool:
     )
 
 
-def storage_of(optimizer: str | torch.optim.Optimizer) -> Storage:
+def storage_of(optimizer: str | Optimizer) -> Storage:
     """What an optimizer keeps for each byte of a parameter.
 
     Args:
-        optimizer: "sgd", "momentum", "adam" and the like, or one that is made.
+        optimizer: "sgd", "momentum", "adam" and the like, with their usual options; or
+            one that is made, whose options count.
 
     Raises:
         ValueError: an unknown name.
     """
     name = optimizer if isinstance(optimizer, str) else type(optimizer).__name__
     name = name.lower()
-    if not isinstance(optimizer, str) and name == "sgd":
-        momentum = any(group.get("momentum") for group in optimizer.param_groups)
-        name = "momentum" if momentum else "sgd"
-    if name not in _OPTIMIZER_BYTES:
+    if name not in _KEEPS:
         raise ValueError(
-            f"optimizer={name!r}: how much it keeps is known for "
-            f"{', '.join(_OPTIMIZER_BYTES)}"
+            f"optimizer={name!r}: how much it keeps is known for {', '.join(_KEEPS)}"
         )
-    return Storage(optimizer=_OPTIMIZER_BYTES[name])
+    state, update, left = _KEEPS[name]
+    if isinstance(optimizer, Optimizer):
+        state += sum(_is_set(optimizer, option) for option in _WITH_STATE)
+        decoupled = name == "adamw" or _is_set(optimizer, "decoupled_weight_decay")
+        update += _is_set(optimizer, "weight_decay") and not decoupled
+    return Storage(optimizer=state, update=update, left=left)
 
 
-_OPTIMIZER_BYTES = {
-    "sgd": 0.0,
-    "momentum": 1.0,
-    "adagrad": 1.0,
-    "rmsprop": 1.0,
-    "adam": 2.0,
-    "adamw": 2.0,
-    "nadam": 2.0,
-    "radam": 2.0,
-    "adamax": 2.0,
-    "adadelta": 2.0,
+def _is_set(optimizer: Optimizer, option: str) -> bool:
+    return any(bool(group.get(option)) for group in optimizer.param_groups)
+
+
+_WITH_STATE = ("momentum", "amsgrad", "centered")
+"""Options each of which keeps another tensor of each parameter's size."""
+
+_KEEPS = {
+    "sgd": (0.0, 0.0, 0.0),
+    "momentum": (1.0, 0.0, 0.0),
+    "adagrad": (1.0, 1.0, 1.0),
+    "rmsprop": (1.0, 1.0, 1.0),
+    "adam": (2.0, 2.0, 1.0),
+    "adamw": (2.0, 2.0, 1.0),
+    "nadam": (2.0, 2.0, 1.0),
+    "radam": (2.0, 2.0, 0.0),
+    "adamax": (2.0, 1.0, 0.0),
+    "adadelta": (2.0, 2.0, 1.0),
 }
+"""state, update, left: as torch 2.13 steps on one parameter after another, on a CPU.
+
+Its `foreach` forms, which are usual on GPUs, hold the update of all parameters at once.
+"""

@@ -24,6 +24,7 @@ On which ranks it differs                 -> placet.program.rank_classes
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from placet.placement.layout import local_shape
 from placet.program.account import (
@@ -47,7 +48,7 @@ from placet.program.lifetimes import awaited, in_place, last_reads
 from placet.program.local_effects import Change, arrival, call_effect, departure
 from placet.program.node import Boxing, Compute
 from placet.program.refine import PARAMS, Refined
-from placet.program.signature import operator_of
+from placet.program.signature import operator_of, target_name
 
 UPDATE = "update"
 """The node at which the optimizer steps."""
@@ -63,13 +64,13 @@ class Peak:
     Args:
         num_bytes: all of it.
         node: where that is: a node of the program, and the operator in it.
-        module: the module of that operator; "" where there is none.
+        where: the same for people: what the operator computes, and its module.
         by_category: the bytes' use then; see the module.
     """
 
     num_bytes: int
     node: str
-    module: str
+    where: str
     by_category: Mapping[str, int]
 
 
@@ -79,11 +80,13 @@ class Kept:
 
     Args:
         state: always, of every one (Adam: 2, momentum: 1).
-        update: while it steps, of the largest one.
+        update: while it steps on one, of that one.
+        left: then still, of the one before.
     """
 
     state: float = 0.0
     update: float = 0.0
+    left: float = 0.0
 
 
 def peak_bytes(
@@ -114,11 +117,16 @@ def peak_bytes(
     account.add(OPTIMIZER, round(kept.state * sum(trained)))
     walk.run()
     account.place = UPDATE
-    account.pass_by(WORKSPACE, round(kept.update * max(trained, default=0)))
+    for before, size in pairwise((0, *trained)):
+        account.pass_by(WORKSPACE, round(kept.left * before + kept.update * size))
     live = {name: size for name, size in account.peak_live.items() if size}
-    op = walk.ops.get(account.peak_place.rpartition(": ")[2])
-    module = "" if op is None else op.module
-    return Peak(account.peak_bytes, account.peak_place, module, live)
+    node, _, name = account.peak_place.partition(": ")
+    where = _where(walk.ops[name]) if name else node
+    return Peak(account.peak_bytes, account.peak_place, where, live)
+
+
+def _where(op: Op) -> str:
+    return f"{target_name(op.target)} in the {op.phase} of {op.module or 'the model'}"
 
 
 @dataclass(frozen=True)
