@@ -148,6 +148,8 @@ class Effects:
             old, value = held.contents.get(name), own.get(name)
             if name in _OF_EVERY_MODULE or old == _contents(value, [], set()):
                 continue
+            if isinstance(held.module, nn.RNNBase) and name.startswith("_flat_weight"):
+                continue  # torch's own list of its parameters
             if isinstance(value, Tensor):
                 if not is_known(value):
                     self._written.add((held.path, name))

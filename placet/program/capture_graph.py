@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from placet.errors import CaptureError
+from placet.program.capture_dtypes import correct_dtypes
 from placet.program.capture_model import FOREIGN, Results
 from placet.program.capture_recomputed import draws, share_random
 from placet.program.functions.constant import constant
@@ -224,6 +225,7 @@ class _Builder:
                 "bernoulli or dropout"
             )
         self.ops.append(op)
+        correct_dtypes(op, self.tensors)
         if is_recomputed(node):
             self.recomputed.add(node.name)
 
