@@ -154,10 +154,10 @@ class Effects:
                 if not is_known(value):
                     self._written.add((held.path, name))
             elif not _is_cache(old, value, is_known):
-                was = _was(held, name)
+                was, now = _difference(held, name, value)
                 raise CaptureError(
                     f"the forward of {held.name} changes its attribute {name!r} "
-                    f"({reprlib.repr(was)} -> {reprlib.repr(value)}); {_ADVICE}; a "
+                    f"({reprlib.repr(was)} -> {reprlib.repr(now)}); {_ADVICE}; a "
                     "number that steps count on can be a buffer"
                 )
 
@@ -257,10 +257,15 @@ def _is_cache(old: Any, value: Any, is_known: Callable[[Tensor], bool]) -> bool:
     )
 
 
-def _was(held: Held, name: str) -> Any:
-    """An attribute's value before; of a container that has changed, the copy."""
-    value = held.attributes.get(name)
-    return next((was for now, was in held.containers if now is value), value)
+def _difference(held: Held, name: str, value: Any) -> tuple[Any, Any]:
+    """An attribute before and after; or a container inside of it that has changed."""
+    old = held.attributes.get(name)
+    if old is value:
+        for container, was in held.containers:
+            now = _items(container)
+            if _members(now) != _members(was):
+                return was, now
+    return old, value
 
 
 def _kind(value: Any) -> str:

@@ -5,12 +5,16 @@ view(x, x's shape), expand(x, x's shape), _to_copy to x's dtype -> x
 slice(x, all of it)                                          -> x
 t(t(x)), view(view(x))                                       -> x, view(x)
 _unsafe_view, reshape                                        -> view
+
+Operators of aten read tensors of any strides, but for a few. Those, and others' own
+operators, may ask for a dense copy first: what they read stays.
 """
 
 import torch
 
 from placet.program.graph import Graph, Op, Ref
 from placet.program.normalise.rewriting import Rewriting
+from placet.torch_private.dispatch import OpOverload
 
 aten = torch.ops.aten
 
@@ -28,6 +32,11 @@ IF_EQUAL = {
     aten._to_copy.default,
     aten.slice.Tensor,
 }
+OF_STRIDES = {
+    aten.as_strided.default,
+    aten.view.dtype,
+    aten.view_as_complex.default,
+}
 VIEWS = {aten._unsafe_view.default, aten.reshape.default, aten.view.default}
 
 
@@ -35,6 +44,7 @@ def clean(graph: Graph) -> Graph:
     """The same graph without operators that change nothing."""
     work = Rewriting(graph)
     made: dict[str, Op] = {}
+    dense = {name for op in graph.ops if _may_want_dense(op) for name in op.inputs}
     for op in graph.ops:
         op = work.current(op)
         source = op.inputs[0] if op.inputs else None
@@ -45,7 +55,9 @@ def clean(graph: Graph) -> Graph:
             continue
         before = made.get(source)
         alike = work.meta(out) == work.meta(source)
-        if op.target in SAME or (alike and _is_nothing(op, target)):
+        if out in dense:
+            work.keep(op)
+        elif op.target in SAME or (alike and _is_nothing(op, target)):
             work.same_as(out, source)
         elif target is aten.t.default and before and before.target is aten.t.default:
             work.same_as(out, before.inputs[0])
@@ -62,6 +74,12 @@ def clean(graph: Graph) -> Graph:
         else:
             made[out] = work.keep(op)
     return work.done()
+
+
+def _may_want_dense(op: Op) -> bool:
+    """Whether strides matter to an operator: of aten, or by torch.library."""
+    is_others = isinstance(op.target, OpOverload) and op.target.namespace != "aten"
+    return is_others or op.target in OF_STRIDES
 
 
 def _is_nothing(op: Op, target: object) -> bool:
