@@ -141,8 +141,6 @@ def capture(
     asked = loss or (loss_of if trains else called)
     with ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(trains))
-        # oneDNN's recurrent layers are one operator with a workspace, for all ranks.
-        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         traced = model
         if device == "meta":
             traced, tensors = stack.enter_context(stand_in(model, tensors))

@@ -106,7 +106,7 @@ def export_joint(module: nn.Module, args: Sequence[Tensor]) -> Joint:
 def _exported(module: nn.Module, args: Sequence[Tensor]) -> Joint:
     with ExitStack() as stack, ExitStack() as while_tracing:
         contexts = _module_paths(module), _checkpoints(module), _no_effects()
-        for context in (*contexts, _nothing_compiled()):
+        for context in (*contexts, _nothing_compiled(), _no_whole_layers()):
             while_tracing.enter_context(context)
         found = aot_export_joint_with_descriptors(stack, module, tuple(args), {})
     graph = found.graph_module.graph
@@ -139,9 +139,11 @@ def add_hook(tensor: Tensor, hook: Callable[[Tensor], Any]) -> None:
     tensor.register_hook(hook)  # type: ignore[no-untyped-call]
 
 
-def has_hooks_after(parameter: Tensor) -> bool:
-    """Whether functions wait for a parameter's gradient to be accumulated."""
-    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
+def hooks_after(parameter: Tensor) -> list[Callable[[Tensor], Any]]:
+    """The functions that wait for a parameter's gradient to be accumulated."""
+    return list(
+        (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()
+    )
 
 
 def fake_mode() -> FakeTensorMode:
@@ -186,6 +188,20 @@ def _nothing_compiled() -> Iterator[None]:
         dynamo_config.patch(error_on_nested_fx_trace=False),
     ):
         yield
+
+
+@contextmanager
+def _no_whole_layers() -> Iterator[None]:
+    """Recurrent layers are traced step by step.
+
+    oneDNN has them as one operator, which has a workspace and so cannot be divided.
+    """
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 @contextmanager
