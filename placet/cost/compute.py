@@ -1,6 +1,6 @@
 """Seconds of an operator on one rank, by the roofline of its machine.
 
-    seconds = max(flops / flops per second, bytes / bytes per second) + call
+    seconds = max(flops / flops per second, seconds for the bytes) + call
 
 with the rank's share of the flops, 1 / size for each axis whose ranks divide the work
 -> divided_share, and of every tensor, 1 / size for each axis that splits it. An
@@ -40,7 +40,7 @@ def compute_seconds(
     dtype = operator.inputs[0].dtype if operator.inputs else None
     rate = math.inf if dtype is None else machine.rate(_work(operator.target), dtype)
     moved = _moved_bytes(operator, signatures, sizes)
-    return max(work / rate, moved / machine.memory_bytes_per_s) + machine.call_seconds
+    return max(work / rate, machine.memory_seconds(moved)) + machine.call_seconds
 
 
 def divided_share(signatures: Sequence[Signature], sizes: Sequence[int]) -> float:

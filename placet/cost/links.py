@@ -90,17 +90,21 @@ class Links:
 
     def step_seconds(self, step: Step) -> float:
         """What a step costs on the links; 0 where it moves nothing."""
+        return sum(self.step_parts(step))
+
+    def step_parts(self, step: Step) -> tuple[float, float]:
+        """A step's latency, and how long it keeps the links busy; seconds."""
         kind = KINDS.get(step.rule.name)
         change = step.change
         if kind is None or not change.axes:
-            return 0.0
+            return 0.0, 0.0
         if kind == "neighbours":
             received = step.rule.received_bytes(change)
             pairs = self._groups(change.axes).size
-            return self.seconds(change.axes, kind, received / pairs) if received else 0
+            return self._parts(change.axes, kind, received / pairs)
         shared = _without(change.src, change.axes)
         elements = sum(largest_part(shape, shared) for shape in change.shapes)
-        return self.seconds(change.axes, kind, elements * change.dtype.itemsize)
+        return self._parts(change.axes, kind, elements * change.dtype.itemsize)
 
     def seconds(self, axes: tuple[str, ...], kind: Kind, num_bytes: float) -> float:
         """What moving n bytes a group costs, by the algorithm that a group chooses.
@@ -109,15 +113,22 @@ class Links:
             num_bytes: of what the group shares: a reduction's terms, all parts
                 together, or, between neighbours, what each receives.
         """
+        return sum(self._parts(axes, kind, num_bytes))
+
+    def _parts(
+        self, axes: tuple[str, ...], kind: Kind, num_bytes: float
+    ) -> tuple[float, float]:
+        """What does not depend on the bytes, and what does."""
         size = math.prod(self.mesh.size(axis) for axis in axes)
         if size == 1 or not num_bytes:
-            return 0.0
+            return 0.0, 0.0
         lines = (
             self._line(axes, kind, algorithm)
             for algorithm in self._algorithms(axes, kind, num_bytes, size)
         )
         best = min(lines, key=lambda line: line.alone[0] + line.alone[1] * num_bytes)
-        return best.together[0] + best.together[1] * num_bytes
+        fixed, per_byte = best.together
+        return fixed, per_byte * num_bytes
 
     def _algorithms(
         self, axes: tuple[str, ...], kind: Kind, num_bytes: float, size: int

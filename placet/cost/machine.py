@@ -1,7 +1,8 @@
 """What one rank's device computes and moves per second, as measured.
 
     flops/s    of matmul, convolution and attention, by dtype    -> Machine.flops_per_s
-    bytes/s    that an operator reads and writes                 -> memory_bytes_per_s
+    bytes/s    that an operator reads and writes; more where all
+               of it fits a cache                                -> memory_seconds
     seconds    that any call takes                               -> call_seconds
 
 There are no built-in figures: `placet calibrate --compute` measures them with all ranks
@@ -11,14 +12,16 @@ never done, `machine_here` takes a quick look.  -> placet.cost.measure
 
 import hashlib
 import json
+import math
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
 
-from placet.cost.measure import Measured, device_name, measure
+from placet.cost.measure import FAR, Measured, device_name, measure
 from placet.settings import cache_dir
 
 Work: TypeAlias = Literal["matmul", "convolution", "attention"]
@@ -34,9 +37,11 @@ class Machine:
     Args:
         device: what was measured.
         flops_per_s: (work, dtype as in "float32", operations per second).
-        memory_bytes_per_s: read and written, together.
+        memory_bytes_per_s: read and written, together, in large amounts.
         call_seconds: of a call on next to nothing.
         num_ranks: how many ran at once.
+        near: (bytes, bytes per second) of calls on smaller amounts, which caches hold,
+            by size.
     """
 
     device: str
@@ -44,9 +49,11 @@ class Machine:
     memory_bytes_per_s: float
     call_seconds: float
     num_ranks: int = 1
+    near: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         rates = [self.memory_bytes_per_s, *(rate for *_, rate in self.flops_per_s)]
+        rates += [rate for _, rate in self.near]
         if not self.flops_per_s or min(rates) <= 0 or self.call_seconds < 0:
             raise ValueError(
                 f"{self!r}: rates must be above 0, one at least of matmul, and "
@@ -69,6 +76,21 @@ class Machine:
 
         return min(rows, key=distance)[2]
 
+    def memory_seconds(self, num_bytes: float) -> float:
+        """What reading and writing so many bytes takes.
+
+        Between two sizes that were measured the rate changes by powers, as caches fill
+        gradually; above the largest of `near` it is on its way to `memory_bytes_per_s`,
+        which it has at `FAR` times that size.
+        """
+        if not self.near or not num_bytes:
+            return num_bytes / self.memory_bytes_per_s
+        sizes = [math.log(size) for size, _ in self.near]
+        rates = [math.log(rate) for _, rate in self.near]
+        sizes.append(sizes[-1] + math.log(FAR))
+        rates.append(math.log(self.memory_bytes_per_s))
+        return num_bytes / math.exp(np.interp(math.log(num_bytes), sizes, rates))
+
     def to_json(self) -> str:
         """Text that `from_json` reads."""
         return json.dumps(asdict(self), indent=1)
@@ -89,6 +111,7 @@ class Machine:
                 memory_bytes_per_s=float(found["memory_bytes_per_s"]),
                 call_seconds=float(found["call_seconds"]),
                 num_ranks=int(found["num_ranks"]),
+                near=tuple((int(a), float(b)) for a, b in found.get("near", ())),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"this is no machine ({error!r}): {text[:80]!r}") from None
@@ -102,6 +125,7 @@ def as_machine(measured: Measured, num_ranks: int = 1) -> Machine:
         memory_bytes_per_s=measured.memory_bytes_per_s,
         call_seconds=measured.call_seconds,
         num_ranks=num_ranks,
+        near=measured.near,
     )
 
 

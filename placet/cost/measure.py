@@ -1,9 +1,11 @@
 """Measuring what a rank computes: a few operators, each for a share of the time.
 
-    rate = operations (or bytes) of a call / median seconds of the calls   -> _median
+    rate = operations (or bytes) of a call / seconds of a call             -> _sustained
 
-Medians, so that another process that interrupts a call or two does not count. Sizes
-are those of layers: large enough that a call's own time is small beside them.
+A call counts as its share of a window that is long beside a scheduler's turns, because
+ranks may share cores: a call alone, between two turns, would hide the others. Of the
+windows the median counts, so that a process that comes by does not. Sizes are those of
+layers: large enough that a call's own time is small beside them.
 """
 
 import platform
@@ -11,12 +13,24 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 
 import torch
-from torch.nn.functional import conv2d, scaled_dot_product_attention
+from torch import Tensor
+from torch.nn.functional import conv2d, linear, scaled_dot_product_attention
 
 _CPU_DTYPES = (torch.float32, torch.float64)
 _GPU_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+NEAR_BYTES = (1 << 18, 1 << 22)
+"""Read and written by a call whose tensors a core's own cache holds, and by one whose
+tensors it just does not hold."""
+
+FAR = 32
+"""Tensors of so many times the larger ones are past all caches."""
+
+WINDOW_SECONDS = 0.03
+"""Several turns of a scheduler, which gives a process 3 to 10 ms at a time."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +40,7 @@ class Measured:
     flops_per_s: tuple[tuple[str, str, float], ...]
     memory_bytes_per_s: float
     call_seconds: float
+    near: tuple[tuple[int, float], ...] = ()
 
 
 def device_name() -> str:
@@ -53,26 +68,24 @@ def _measure(seconds: float) -> Measured:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with torch.no_grad():
         calls = list(_calls(device))
-        share = seconds / (len(calls) + 2)
+        share = seconds / (len(calls) + len(NEAR_BYTES) + 2)
         rates = tuple(
-            (work, str(dtype).removeprefix("torch."), flops / _median(call, share))
+            (work, str(dtype).removeprefix("torch."), flops / _sustained(call, share))
             for work, dtype, flops, call in calls
         )
-        source = torch.ones(1 << 23, device=device)  # 32 MiB: past the caches
-        target = torch.empty_like(source)
-        moved = 2 * source.numel() * source.itemsize
-        memory = moved / _median(lambda: target.copy_(source), share)
+        near = tuple((n, _streaming(n, device, share)) for n in NEAR_BYTES)
+        memory = _streaming(NEAR_BYTES[-1] * FAR, device, share)
         tiny = torch.ones(8, device=device)
-        return Measured(rates, memory, _median(lambda: tiny.add(tiny), share, 100))
+        call = _sustained(lambda: tiny.add(tiny), share)
+        return Measured(rates, memory, call, near)
 
 
 def _calls(
     device: torch.device,
 ) -> Iterator[tuple[str, torch.dtype, int, Callable[[], object]]]:
-    size = 384 if device.type == "cpu" else 4096
+    rows, width = (128, 1024) if device.type == "cpu" else (4096, 4096)
     for dtype in _CPU_DTYPES if device.type == "cpu" else _GPU_DTYPES:
-        a = torch.ones(size, size, dtype=dtype, device=device)
-        yield "matmul", dtype, 2 * size**3, lambda a=a: a.mm(a)  # type: ignore[misc]
+        yield "matmul", dtype, 2 * rows * width**2, _layers(rows, width, dtype, device)
     rows, channels, image = (2, 64, 28) if device.type == "cpu" else (64, 128, 56)
     x = torch.ones(rows, channels, image, image, device=device)
     w = torch.ones(channels, channels, 3, 3, device=device)
@@ -89,12 +102,29 @@ def _calls(
     )
 
 
-def _median(call: Callable[[], object], seconds: float, repeats: int = 1) -> float:
-    """Median seconds of a call, after one to warm up."""
+def _layers(
+    rows: int, width: int, dtype: torch.dtype, device: torch.device
+) -> Callable[[], Tensor]:
+    """A linear layer, another one each time: no cache holds a whole model's weights."""
+    x = torch.ones(rows, width, dtype=dtype, device=device)
+    weights = cycle([x.new_ones(width, width) for _ in range(8)])
+    return lambda: linear(x, next(weights))
+
+
+def _streaming(num_bytes: int, device: torch.device, seconds: float) -> float:
+    """Bytes a second, read and written, of calls that read and write as many."""
+    source = torch.ones(num_bytes // 8, device=device)
+    return num_bytes / _sustained(lambda: torch.relu(source), seconds)
+
+
+def _sustained(call: Callable[[], object], seconds: float) -> float:
+    """Seconds of a call that follows others, after one to warm up."""
+    began = time.perf_counter()
     _timed(call, 1)
+    once = max(_timed(call, 1), 1e-7)
+    repeats = max(1, round(WINDOW_SECONDS / once))
     times: list[float] = []
-    end = time.perf_counter() + seconds
-    while not times or time.perf_counter() < end:
+    while not times or time.perf_counter() - began < seconds:
         times.append(_timed(call, repeats) / repeats)
     return statistics.median(times)
 

@@ -101,8 +101,8 @@ class Seconds:
             for layout in (change.src, change.dst)
             for shape in change.shapes
         )
-        rate = self.machine.memory_bytes_per_s
-        return copied * change.dtype.itemsize / rate + self.machine.call_seconds
+        moving = self.machine.memory_seconds(copied * change.dtype.itemsize)
+        return moving + self.machine.call_seconds
 
     def node_cost(
         self, operator: Operator, signatures: tuple[Signature, ...], mesh: Mesh

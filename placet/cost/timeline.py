@@ -57,7 +57,8 @@ def events_of(
         elif isinstance(node, Boxing):
             step = _step(program, node)
             yield Computes(prices.packing_seconds(step))
-            yield Submit(node.name, prices.links.step_seconds(step))
+            latency, busy = prices.links.step_parts(step)
+            yield Submit(node.name, busy, node.priority, latency)
 
 
 def _step(program: Program, node: Boxing) -> Step:

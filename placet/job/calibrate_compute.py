@@ -15,6 +15,7 @@ from placet.cost.measure import measure
 from placet.job import session
 from placet.job.launch import launch
 from placet.job.process import cores, die_with_parent
+from placet.program.program import bytes_text
 from placet.settings import worker
 
 SECONDS = 15.0
@@ -80,12 +81,14 @@ def slowest(machines: Sequence[Machine]) -> Machine:
             "of device alone"
         )
     rows = zip(*(machine.flops_per_s for machine in machines), strict=True)
+    sizes = zip(*(machine.near for machine in machines), strict=True)
     return Machine(
         device=first.device,
         flops_per_s=tuple(min(row, key=lambda one: one[2]) for row in rows),
         memory_bytes_per_s=min(m.memory_bytes_per_s for m in machines),
         call_seconds=max(m.call_seconds for m in machines),
         num_ranks=first.num_ranks,
+        near=tuple(min(size, key=lambda one: one[1]) for size in sizes),
     )
 
 
@@ -97,6 +100,8 @@ def print_machine(machine: Machine, console: Console) -> None:
     table.add_column("rate", justify="right")
     for work, dtype, rate in machine.flops_per_s:
         table.add_row(f"{work}, {dtype}", f"{rate / 1e9:.1f} Gflop/s")
+    for num_bytes, rate in machine.near:
+        table.add_row(f"memory, {bytes_text(num_bytes)}", f"{rate / 1e9:.2f} GB/s")
     table.add_row("memory", f"{machine.memory_bytes_per_s / 1e9:.2f} GB/s")
     table.add_row("a call", f"{machine.call_seconds * 1e6:.1f} us")
     console.print(table)

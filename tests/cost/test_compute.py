@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -201,3 +202,15 @@ def test_a_glance_measures_everything_and_leaves_the_threads():
     assert min(rate for *_, rate in found.flops_per_s) > 1e8
     assert found.memory_bytes_per_s > 1e8
     assert 0 < found.call_seconds < 1e-3
+
+
+def test_small_amounts_move_at_the_rate_of_caches():
+    machine = replace(MACHINE, near=((1 << 10, 8e9), (1 << 20, 4e9)))
+    assert machine.memory_seconds(512) == pytest.approx(512 / 8e9)
+    assert machine.memory_seconds(1 << 20) == pytest.approx((1 << 20) / 4e9)
+    between = machine.memory_seconds(1 << 15)  # halfway, counted in doublings
+    assert between == pytest.approx((1 << 15) / (8e9 * 4e9) ** 0.5)
+    assert machine.memory_seconds(1 << 30) == pytest.approx((1 << 30) / 1e9)
+    assert Machine.from_json(machine.to_json()) == machine
+    with pytest.raises(ValueError, match="rates must be above 0"):
+        replace(MACHINE, near=((1 << 10, 0.0),))

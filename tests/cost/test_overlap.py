@@ -53,3 +53,21 @@ def test_mistakes_are_named():
         predict([Wait("g")])
     with pytest.raises(ValueError, match="'g' is submitted twice"):
         predict([Submit("g", 1.0), Submit("g", 1.0)])
+
+
+def test_a_more_urgent_boxing_overtakes():
+    bulk, urgent = Submit("g", 10.0), Submit("x", 1.0, priority=2)
+    found = predict([bulk, Compute(2.0), urgent, Wait("x"), Compute(1.0)])
+    # The links leave g after 2 s, are done with x at 3, and end g at 11.
+    assert found.seconds == 11.0
+    assert found.waited_seconds == 8.0
+    waiting = predict([bulk, Compute(2.0), urgent, Wait("x"), Compute(9.0)])
+    assert waiting.seconds == 12.0
+
+
+def test_latencies_of_boxings_under_way_overlap():
+    both = [Submit(key, 1.0, latency_seconds=5.0) for key in ("a", "b")]
+    found = predict([*both, Wait("a"), Wait("b")])
+    assert (found.seconds, found.link_seconds) == (7.0, 2.0)
+    apart = predict([both[0], Wait("a"), both[1], Wait("b")])
+    assert apart.seconds == 12.0
