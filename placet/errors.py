@@ -24,6 +24,8 @@ class PlacetError(Exception):
 
     def __str__(self) -> str:
         text = ": ".join(map(str, self.args))
+        if f"see {PAGE}#" in text:  # another failure's message, which says where
+            return text
         return f"{text}\n  see {PAGE}#{type(self).__name__.lower()}"
 
 

@@ -51,6 +51,24 @@ SettingTexts = Annotated[
     ),
 ]
 
+SearchSeconds = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="The search ends after so long, with the best plan so far.",
+    ),
+]
+
+SearchGap = Annotated[
+    float | None,
+    typer.Option(
+        metavar="PART",
+        help="The search ends when no plan can be cheaper by more: 0.01 is one "
+        "percent, 0 the best plan. (default: 0 for small models, 0.005 for others)",
+        show_default=False,
+    ),
+]
+
 app = typer.Typer(
     name="placet",
     help="Train a plain PyTorch model on the machines you have.",
@@ -200,14 +218,13 @@ def plan(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Show the alternatives for a parameter, operator or tensor, and what "
-            "each would cost.",
+            help="Show the alternatives for a parameter, module, operator or tensor, "
+            "and what each would cost.",
             show_default=False,
         ),
     ] = None,
-    time_limit_seconds: Annotated[
-        float, typer.Option(help="The search ends after so long.")
-    ] = 60.0,
+    time_limit_seconds: SearchSeconds = 60.0,
+    gap: SearchGap = None,
 ) -> None:
     """Find how a recipe is best divided over a cluster; nothing is trained.
 
@@ -227,6 +244,7 @@ def plan(
         out=out,
         explained=explain,
         time_limit_seconds=time_limit_seconds,
+        gap=gap,
     )
     raise typer.Exit(code)
 

@@ -117,11 +117,13 @@ def describe(
     elif failures:
         cause = failures[0]
         text = f"rank {cause.rank} of {num_ranks} failed first\n\n{cause.traceback}"
+        if cause.says_all:
+            text = cause.traceback
         others = list(failures[1:])
         alike = [f.rank for f in others if f.summary == cause.summary]
-        if alike:
+        if alike and not cause.says_all:
             text += f"\n{_ranks(alike)} failed alike"
-            others = [f for f in others if f.rank not in alike]
+        others = [f for f in others if f.rank not in alike]
     else:
         return f"the workers ended with {exits} and raised nothing"
     if others:

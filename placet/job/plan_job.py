@@ -1,19 +1,13 @@
 """A job's plan at work: from a `Plan` to the running form of its program.
 
-    plan + model + first batch -> capture, normalise -> is it this plan's model?
-                               -> parts, optimizer   -> PlannedTraining
-
-Batches of another shape (an epoch's last one), or parameters frozen since, are captured
-and planned when they first come, with all homes as they are. Rank 0 plans and tells the
-others, so that all do the same.
+plan, model, first batch -> is it this plan's step?  -> placet.job.plan_steps
+                         -> parts, optimizer         -> PlannedTraining
 """
 
 import hashlib
 import inspect
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
 from typing import Any, cast
 
 from torch import nn
@@ -23,6 +17,7 @@ from placet.errors import PlanError
 from placet.job.data import Data
 from placet.job.large import Deferred
 from placet.job.loader import part_loader
+from placet.job.plan_steps import TRACING, Divides, from_first
 from placet.job.setup import (
     MakesOptimizer,
     Settings,
@@ -33,30 +28,17 @@ from placet.job.setup import (
 )
 from placet.job.split import moved
 from placet.placement.cluster import Cluster
-from placet.placement.layout import Layout
 from placet.placement.placement import Broadcast
-from placet.planner.build import build_problem
-from placet.planner.classes import find_classes
-from placet.planner.decide import decide
 from placet.planner.plan import Plan
-from placet.planner.plan_edit import objective_of
 from placet.planner.planning import plan as make_plan
-from placet.planner.search import solve
-from placet.planner.storage import storage_of
-from placet.program.capture import Captured, LossFunction, Precision, capture
-from placet.program.division import Division
-from placet.program.graph import Graph
-from placet.program.normalise.normalise import normalise
+from placet.program.capture import LossFunction, Precision
 from placet.run.optimizers import verdict
-from placet.run.planned_training import Divided, PlannedTraining, start_planned
+from placet.run.planned_training import PlannedTraining, start_planned
 from placet.run.training import Training
 from placet.wire.interface import Wire
 
 AUTO = "auto"
 """In the place of a plan: plan now."""
-
-_tracing = Lock()
-"""torch traces one step at a time; ranks that are threads take turns."""
 
 
 def placed(
@@ -98,7 +80,7 @@ def build_planned(
         ValueError: settings or an optimizer that do not go with a plan.
         RanksDiffer: ranks were started with different parameters, code or settings.
     """
-    model = _checked(source, loss, data, settings)
+    model = _checked(source, loss, data, settings, plan)
     assert data is not None
     model.to(home())
     used = made(optimizer, model)
@@ -115,7 +97,8 @@ def build_planned(
         )
     _check_optimizer(used, plan)
     check_same_everywhere(model, used, replace(settings, plan=_mark(plan)), wire)
-    divides = _Divides(model, loss, settings, plan, used, wire)
+    precision = cast(Precision, settings.precision)
+    divides = Divides(model, loss, precision, plan, wire)
     return start_planned(
         name,
         model,
@@ -140,6 +123,10 @@ def _mark(plan: Plan) -> str:
         search_seconds={},
         meshes=(),
         notes=(),
+        cluster=None,
+        machine=None,
+        overlapped=None,
+        memory_bytes=0.0,
     )
     return hashlib.sha256(decided.to_json().encode()).hexdigest()[:16]
 
@@ -153,10 +140,10 @@ def _planned_now(
     wire: Wire,
 ) -> Plan:
     """Rank 0's plan, on every rank."""
-    found = b""
-    if wire.rank == 0:
-        with _tracing:
-            planned = make_plan(
+
+    def planned() -> Plan:
+        with TRACING:
+            return make_plan(
                 model,
                 batch,
                 loss,
@@ -164,9 +151,8 @@ def _planned_now(
                 optimizer=optimizer,
                 precision=cast(Precision, settings.precision),
             )
-        found = planned.to_json().encode()
-    told = wire.exchange(found, key="plan")[0]
-    return Plan.from_json(told.decode())
+
+    return from_first(planned, wire, key="plan")
 
 
 def first_batch(data: Data, seed: int = 0) -> Any:
@@ -175,130 +161,23 @@ def first_batch(data: Data, seed: int = 0) -> Any:
     return next(parts).micro_batches[0].batch
 
 
-class _Divides:
-    """Gives the division for a batch: the plan's own, or a further one."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: LossFunction | None,
-        settings: Settings,
-        plan: Plan,
-        optimizer: Optimizer,
-        wire: Wire,
-    ) -> None:
-        self.model = model
-        self.loss = loss
-        self.settings = settings
-        self.plan = plan
-        self.optimizer = optimizer
-        self.wire = wire
-        self.is_first = True
-        self.count = 0
-
-    def __call__(self, batch: Any) -> Divided:
-        precision = cast(Precision, self.settings.precision)
-        loss, counts = _watched(self.loss)
-        with _tracing:
-            captured = capture(self.model, batch, loss, precision=precision)
-            graph = normalise(captured.graph, self.wire.num_ranks)
-        is_first, self.is_first = self.is_first, False
-        if captured.fingerprint == self.plan.fingerprint:
-            check_names(self.plan.division, graph)
-            return Divided(captured, graph, self.plan.division, *counts[:1])
-        if is_first:
-            raise _other_step(captured, self.plan)
-        return Divided(captured, graph, self._plan_again(graph), *counts[:1])
-
-    def _plan_again(self, graph: Graph) -> Division:
-        """A division with the plan's homes: rank 0's, on every rank.
-
-        Searches end by the clock, so ranks might find different ones.
-        """
-        found = b""
-        if self.wire.rank == 0:
-            again = replace(self.plan, division=self._searched(graph))
-            found = again.to_json().encode()
-        self.count += 1
-        told = self.wire.exchange(found, key=f"plan {self.count}")[0]
-        return Plan.from_json(told.decode()).division
-
-    def _searched(self, graph: Graph) -> Division:
-        plan = self.plan
-        problem = find_classes(
-            build_problem(
-                graph,
-                plan.mesh,
-                objective_of(plan),
-                storage=storage_of(self.optimizer),
-                homes=known_homes(plan.division.homes, graph),
-            )
-        )
-        solution = solve(problem, time_limit_seconds=60.0)
-        if solution.assignment is None:
-            raise PlanError(
-                "no plan for this batch keeps the parameters where they are"
-            )
-        return decide(problem, plan.mesh, solution.assignment)
-
-
-def _watched(loss: LossFunction | None) -> tuple[LossFunction | None, list[float]]:
-    """A loss function, and the number of targets that it says as a plain number."""
-    counts: list[float] = []
-
-    def watched(model: nn.Module, batch: Any) -> Any:
-        assert loss is not None
-        found = loss(model, batch)
-        is_pair = isinstance(found, tuple) and len(found) == 2
-        if is_pair and isinstance(found[1], int | float):
-            counts.append(float(found[1]))
-        return found
-
-    return (None if loss is None else watched), counts
-
-
-def known_homes(homes: Mapping[str, Layout], graph: Graph) -> dict[str, Layout]:
-    """The homes of a graph's states."""
-    return {s.name: homes[s.name] for s in graph.states if s.name in homes}
-
-
-def check_names(division: Division, graph: Graph) -> None:
-    """A division must know just the operators of a graph.
-
-    Raises:
-        PlanError: it does not.
-    """
-    ops = {op.name for op in graph.ops}
-    if ops != set(division.signatures):
-        odd = sorted(ops ^ set(division.signatures))
-        raise PlanError(
-            f"the plan names other operators than the captured step: {odd[:4]}; it was "
-            "made by another version of torch or placet: plan again"
-        )
-
-
-def _other_step(captured: Captured, plan: Plan) -> PlanError:
-    if captured.metas != plan.batch:
-        ours = ", ".join(f"{list(m.shape)} {m.dtype}" for m in captured.metas)
-        theirs = ", ".join(f"{list(m.shape)} {m.dtype}" for m in plan.batch)
-        return PlanError(
-            f"the plan is for batches of {theirs}, the data gives {ours}; plan again "
-            "with a batch of the data's size"
-        )
-    return PlanError(
-        f"the plan is for another model or loss (its fingerprint is {plan.fingerprint},"
-        f" this one's {captured.fingerprint}): plan again, with the model in the mode "
-        "(train) and precision that the job uses"
-    )
-
-
 def _checked(
     source: nn.Module | Deferred,
     loss: LossFunction | None,
     data: Data | None,
     settings: Settings,
+    plan: object,
 ) -> nn.Module:
-    """The model, if the settings go with a plan."""
+    """The model, if the settings go with a plan.
+
+    Raises:
+        ValueError: they do not, or `plan` is none.
+    """
+    if not isinstance(plan, Plan | Path | str):
+        raise ValueError(
+            f"plan={plan!r}: give a plan (placet.plan makes one), its file's name, or "
+            f"{AUTO!r} to plan now"
+        )
     if not isinstance(source, nn.Module):
         raise ValueError(
             f"a {type(source).__name__} model does not go with plan= yet: give the "
@@ -356,4 +235,4 @@ def share_of(training: Training | PlannedTraining) -> tuple[int, int]:
 def plan_of(training: Training | PlannedTraining) -> Plan | None:
     """The plan that a job trains by; None without one."""
     divide = getattr(training, "divide", None)
-    return divide.plan if isinstance(divide, _Divides) else None
+    return divide.plan if isinstance(divide, Divides) else None

@@ -9,7 +9,6 @@ import os
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from placet.job.plan_job import AUTO
 from placet.job.process import die_with_parent
 from placet.job.recipes import Recipe, absolute_target, find_recipe, read_settings
 from placet.job.report import render
-from placet.job.worker import without_own_frames
+from placet.job.worker import SAYS_ALL, account_of
 from placet.placement.cluster import Cluster
 from placet.planner.plan import Plan
 from placet.settings import RUN_DIR, Worker, run_dir, set_run_dir, worker
@@ -150,8 +149,9 @@ def _train_here(request: Request, recipe: Recipe, folder: Path | None) -> int:
         set_run_dir(folder)
         run_recipe(request)
     except Exception as error:
-        trace = without_own_frames(error.__traceback__)
-        traceback.print_exception(type(error), error, trace)
+        who = "placet: " if reports else f"placet: rank {place.rank if place else 0}: "
+        is_told = isinstance(error, SAYS_ALL)
+        print(f"{who if is_told else ''}{account_of(error)}", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)  # no clean-up that could wait for peers which wait for this rank

@@ -18,13 +18,16 @@ from typing import Any
 
 import torch
 
-from placet.errors import CheckpointError, WireError
+from placet.errors import CaptureError, CheckpointError, PlanError, WireError
 from placet.job.interrupt import install
 from placet.job.process import die_with_parent, log_output_to
 
 LINGER_SECONDS = 0.5
 LINGER_AFTER_PEERS_SECONDS = 2.5
 _OWN_FRAMES = ("worker.py", "train.py")
+
+SAYS_ALL = (PlanError, CaptureError)
+"""Errors about what was given, not about where in the code: shown without traceback."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Failure:
-    """One rank's account of how it ended."""
+    """One rank's account of how it ended.
+
+    Args:
+        traceback: or the message alone, where that says all: see `SAYS_ALL`.
+    """
 
     rank: int
     time_unix: float
     summary: str
     traceback: str
+    says_all: bool = False
 
 
 def run_rank(target: Callable[..., Any], args: tuple[Any, ...], place: Place) -> Any:
@@ -86,16 +94,21 @@ def write_failure(folder: str, rank: int, error: Exception) -> None:
         rank=rank,
         time_unix=time.time(),
         summary=f"{type(error).__name__}: {error}",
-        traceback="".join(
-            traceback.format_exception(
-                type(error), error, without_own_frames(error.__traceback__)
-            )
-        ),
+        traceback=account_of(error),
+        says_all=isinstance(error, SAYS_ALL),
     )
     path = Path(folder) / f"failure-{rank}.json"
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(asdict(failure)))
     partial.replace(path)
+
+
+def account_of(error: Exception) -> str:
+    """An error for people: with a traceback, if that helps."""
+    if isinstance(error, SAYS_ALL):
+        return str(error)
+    trace = without_own_frames(error.__traceback__)
+    return "".join(traceback.format_exception(type(error), error, trace))
 
 
 def read_pids(folder: str) -> list[int]:

@@ -24,7 +24,7 @@ from placet.torch_private.aot import (
     add_hook,
     fake_mode,
     gradient_hooks,
-    has_hooks_after,
+    hooks_after,
 )
 from placet.torch_private.pytree import flatten, unflatten
 
@@ -202,6 +202,11 @@ def _check_loss(result: Any) -> None:
         )
 
 
+def _is_ours(hook: Callable[..., Any]) -> bool:
+    """Whether a hook is of a job without a plan, which a plan replaces."""
+    return str(getattr(hook, "__module__", "")).startswith("placet.")
+
+
 def check_traceable(model: nn.Module, leaves: Sequence[Any]) -> None:
     """Refuse what torch cannot trace, before it tries.
 
@@ -230,7 +235,7 @@ def check_traceable(model: nn.Module, leaves: Sequence[Any]) -> None:
                 f"{name!r} is a {type(parameter.data).__name__}, which is divided or "
                 "packed already: give the plain module"
             )
-        if has_hooks_after(parameter):
+        if any(not _is_ours(hook) for hook in hooks_after(parameter)):
             raise CaptureError(
                 f"{name!r} has a hook for when its gradient is accumulated, which a "
                 "plan would not call: do its work in a callback of the job"

@@ -17,80 +17,14 @@ from typer.testing import CliRunner
 from placet.job.cli import BAD_INPUT, app
 from placet.job.train import train
 from placet.placement.cluster import Cluster
+from tests.job.toys import FILE, toys_in
 
 LIMIT_SECONDS = 150.0
-
-RECIPES = '''
-"""Recipes for the tests of the command line."""
-import os
-
-import torch
-from torch import nn
-
-import placet.job.job as job_module
-from placet.job.data import Data
-
-
-def job(steps, **options):
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1).double()
-    rows = torch.randn(64, 3, dtype=torch.float64)
-    return job_module.Job(
-        model,
-        lambda model, x: model(x).square().mean(),
-        lambda parameters: torch.optim.SGD(parameters, lr=0.01),
-        Data(rows, 8),
-        steps=steps,
-        name="toy",
-        **options,
-    )
-
-
-def toy(*, steps: int = 4):
-    """Trains a little."""
-    return job(steps)
-
-
-def endless():
-    """Trains until it is stopped; says so on each step."""
-    def tell(job, event):
-        if type(event).__name__ == "StepDone":
-            os.write(1, b"step\\n")
-    return job(10**9, callbacks=[tell])
-
-
-def none():
-    return None
-
-
-def one_rank_raises():
-    if os.environ.get("RANK") == "1":
-        raise KeyError("a problem of rank one")
-    return job(10**9)
-
-
-def too_many_ranks():
-    torch.manual_seed(0)
-    model = nn.Linear(3, 1)
-    return job_module.Job(
-        model,
-        lambda model, x: model(x).square().mean(),
-        lambda parameters: torch.optim.SGD(parameters, lr=0.01),
-        Data(torch.randn(8, 3), 1),
-        steps=1,
-    )
-'''
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "toys_of_cli.py").write_text(RECIPES)
-    monkeypatch.chdir(tmp_path)
-    for name in ("RANK", "WORLD_SIZE", "PLACET_RUN_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    yield tmp_path
-    sys.modules.pop("toys_of_cli", None)  # the next test's file has the same name
+    yield from toys_in(tmp_path, monkeypatch)
 
 
 @contextmanager
@@ -154,13 +88,13 @@ def test_cli_help_names_commands_and_recipes():
     ("arguments", "message"),
     [
         (["chargpt"], "the nearest is 'char_gpt'"),
-        (["toys_of_cli.py:toy", "--set", "stps=3"], "the nearest is 'steps'"),
-        (["toys_of_cli.py:toy", "--set", "steps=few"], "steps: int = 4"),
-        (["toys_of_cli.py:tyo"], "the nearest is 'toy'"),
-        (["toys_of_cli.py:toy", "-n", "0"], "at least 1 worker"),
-        (["toys_of_cli.py:toy", "--resume", "latest"], "none of the 0 runs"),
-        (["toys_of_cli.py:toy", "--resume", "absent"], "no such folder"),
-        (["toys_of_cli.py:toy", "--resume", "."], "holds a complete checkpoint"),
+        ([f"{FILE}:toy", "--set", "stps=3"], "the nearest is 'steps'"),
+        ([f"{FILE}:toy", "--set", "steps=few"], "steps: int = 4"),
+        ([f"{FILE}:tyo"], "the nearest is 'toy'"),
+        ([f"{FILE}:toy", "-n", "0"], "at least 1 worker"),
+        ([f"{FILE}:toy", "--resume", "latest"], "none of the 0 runs"),
+        ([f"{FILE}:toy", "--resume", "absent"], "no such folder"),
+        ([f"{FILE}:toy", "--resume", "."], "holds a complete checkpoint"),
     ],
 )
 def test_cli_train_bad_input(
@@ -182,7 +116,7 @@ def test_cli_train_under_torchrun_refuses_another_number(
         "MASTER_PORT": "1",
     }.items():
         monkeypatch.setenv(name, value)
-    result = CliRunner().invoke(app, ["train", "toys_of_cli.py:toy", "-n", "4"])
+    result = CliRunner().invoke(app, ["train", f"{FILE}:toy", "-n", "4"])
     assert result.exit_code == BAD_INPUT
     assert "torchrun, which has started 2" in result.output
 
@@ -196,7 +130,7 @@ def test_cli_report_of_no_run(folder: Path):
 def test_cli_train_two_ranks_report_and_resume(folder: Path):
     Cluster.here(2).save(folder / "links.toml")
     arguments = ("-n", "2", "--cluster", "links.toml")
-    code, out, err = finish(folder, "train", "toys_of_cli.py:toy", *arguments)
+    code, out, err = finish(folder, "train", f"{FILE}:toy", *arguments)
     assert code == 0, err
     run = only_run(folder)
     assert f"report: runs/{run.name}/report.html" in out
@@ -206,13 +140,11 @@ def test_cli_train_two_ranks_report_and_resume(folder: Path):
     assert "P(sum) -> B @data" in out
 
     arguments = ("--resume", "latest", "--set", "steps=6", "--run-dir", "second")
-    code, out, err = finish(folder, "train", "toys_of_cli.py:toy", *arguments)
+    code, out, err = finish(folder, "train", f"{FILE}:toy", *arguments)
     assert code == 0, err
     assert steps(folder / "second") == [5, 6]  # on another number of workers
 
-    code, out, err = finish(
-        folder, "train", "toys_of_cli.py:toy", "--run-dir", "second"
-    )
+    code, out, err = finish(folder, "train", f"{FILE}:toy", "--run-dir", "second")
     assert code == BAD_INPUT
     assert "second holds a run already" in err
 
@@ -231,7 +163,7 @@ def test_cli_cluster_must_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.procs
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_cli_train_interrupt_saves_and_exits_0(folder: Path, num_ranks: int):
-    arguments = ("train", "toys_of_cli.py:endless", "-n", str(num_ranks))
+    arguments = ("train", f"{FILE}:endless", "-n", str(num_ranks))
     with placet(folder, *arguments) as process:
         assert process.stdout is not None
         while process.stdout.readline().strip() != "step":
@@ -250,7 +182,7 @@ def test_cli_train_interrupt_saves_and_exits_0(folder: Path, num_ranks: int):
 @pytest.mark.procs
 @pytest.mark.prove
 def test_cli_train_one_rank_raises(folder: Path):
-    recipe = "toys_of_cli.py:one_rank_raises"
+    recipe = f"{FILE}:one_rank_raises"
     code, _, err = finish(folder, "train", recipe, "-n", "2")
     assert code == 1
     assert err.startswith("placet: rank 1 of 2 failed first\n\nTraceback")
@@ -261,14 +193,14 @@ def test_cli_train_one_rank_raises(folder: Path):
 @pytest.mark.procs
 @pytest.mark.prove
 def test_cli_train_more_ranks_than_rows(folder: Path):
-    recipe = "toys_of_cli.py:too_many_ranks"
+    recipe = f"{FILE}:too_many_ranks"
     code, _, err = finish(folder, "train", recipe, "-n", "2")
     assert code == 1
     assert "use at most -n 1" in err
 
 
 def test_cli_train_recipe_that_returns_no_job(folder: Path):
-    code, _, err = finish(folder, "train", "toys_of_cli.py:none")
+    code, _, err = finish(folder, "train", f"{FILE}:none")
     assert code == 1
     assert "recipe none returned None, of type NoneType" in err
 
@@ -277,7 +209,7 @@ def test_cli_train_recipe_that_returns_no_job(folder: Path):
 @pytest.mark.prove
 def test_cli_train_under_torchrun(folder: Path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", "-m", "placet", "train", "toys_of_cli.py:toy"]
+    command += ["--nproc-per-node", "2", "-m", "placet", "train", f"{FILE}:toy"]
     done = subprocess.run(
         [*command, "--run-dir", "shared"],
         cwd=folder,

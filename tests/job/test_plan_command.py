@@ -1,6 +1,5 @@
 """`placet plan`: what it refuses, with exit code 2, and the size of its files."""
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,49 +12,17 @@ from placet.placement.mesh import Mesh
 from placet.planner.plan import Plan
 from placet.planner.planning import plan
 from testing.models.zoo import REAL
-
-RECIPE = '''
-"""A recipe to plan for."""
-import torch
-from torch import nn
-
-import placet.job.job as job_module
-from placet.job.data import Data
-
-
-def toy(*, width: int = 16):
-    """Trains a little."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 4))
-    return job_module.Job(
-        model,
-        lambda model, x: model(x).square().mean(),
-        lambda parameters: torch.optim.SGD(parameters, lr=0.01),
-        Data(torch.randn(32, 4), 8),
-        steps=2,
-        name="toy",
-    )
-
-
-def none():
-    """Gives no job."""
-'''
+from tests.job.toys import FILE, toys_in
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    (tmp_path / "toys_of_plan.py").write_text(RECIPE)
-    monkeypatch.chdir(tmp_path)
-    for name in ("RANK", "WORLD_SIZE", "PLACET_RUN_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    yield tmp_path
-    sys.modules.pop("toys_of_plan", None)
+    yield from toys_in(tmp_path, monkeypatch)
 
 
 def asked(**options: Any) -> int:
     """The exit code of a question about the toy."""
-    given = {"target": "toys_of_plan.py:toy", "objective": "bytes", **options}
+    given = {"target": f"{FILE}:toy", "objective": "bytes", **options}
     return run(Question(**given))
 
 
@@ -65,16 +32,21 @@ def asked(**options: Any) -> int:
         ({"cluster": "nowhere"}, "--cluster nowhere: No such file"),
         ({"num_ranks": 0}, "-n 0: a plan needs at least 1 rank"),
         ({"num_ranks": 3, "cluster": "gpus16"}, "has 16 ranks"),
-        ({"num_ranks": 2, "memory": "100B"}, "memory"),
-        ({"num_ranks": 2, "memory": "much"}, "much"),
-        ({"num_ranks": 2, "mesh": "a=3"}, "3"),
+        ({"num_ranks": 2, "memory": "10B"}, "no plan for 2 ranks fits in 10 B a rank"),
+        ({"num_ranks": 2, "memory": "8 gigs"}, "memory='8 gigs': write a size such as"),
+        ({"num_ranks": 2, "memory": "-8GiB"}, "memory='-8GiB': write a size such as"),
+        ({"num_ranks": 2, "mesh": "a=3"}, "--mesh 'a=3' has 3 ranks, there are 2"),
+        ({"mesh": "a=4", "cluster": "gpus16"}, "has 4 ranks, there are 16"),
         ({"num_ranks": 2, "mesh": "a=x"}, "a=x"),
         ({"objective": "fame"}, "choose bytes or seconds"),
-        ({"target": "toys_of_plan.py:none"}, "gives no Job"),
-        ({"target": "toys_of_plan.py:nothing"}, "nothing"),
+        ({"target": f"{FILE}:none", "num_ranks": 2}, "gives no Job"),
+        ({"target": f"{FILE}:nothing"}, "nothing"),
         ({"assignments": ("depth=3",)}, "depth"),
-        ({"num_ranks": 2, "explained": "nobody"}, "nobody"),
+        ({"num_ranks": 2, "explained": "wieght"}, "the nearest is 'weight'"),
         ({"num_ranks": 2, "out": Path("no/such/folder.json")}, "No such file"),
+        ({"num_ranks": 2, "out": Path()}, "--out .: Is a directory"),
+        ({"num_ranks": 2, "gap": -0.1}, "gap=-0.1: give a part of the bound"),
+        ({"num_ranks": 2, "time_limit_seconds": 0.0}, "give a time above 0"),
     ],
 )
 def test_bad_input(
@@ -84,17 +56,63 @@ def test_bad_input(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert asked(**options) == BAD_INPUT
-    error = capsys.readouterr().err
-    assert error.startswith("placet: ")
-    assert said in error
-    assert "Traceback" not in error
+    told = capsys.readouterr()
+    assert told.err.startswith("placet: ")
+    assert said in told.err
+    assert "Traceback" not in told.err
+    assert told.out == ""
+
+
+@pytest.mark.parametrize(
+    "options", [{"out": Path("no/plan.json")}, {"explained": "nobody"}]
+)
+def test_what_the_answer_could_not_show_is_refused_before_the_search(
+    options: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[object] = []
+    monkeypatch.setattr("placet.job.plan_command.search", searched.append)
+    assert asked(num_ranks=2, **options) == BAD_INPUT
+    assert not searched
+
+
+def test_errors_of_the_recipe_itself_are_raised_as_they_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(KeyError, match="a problem of rank one"):
+        asked(target=f"{FILE}:one_rank_raises", num_ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("[[hosts]\n", "bad.toml: "), ("hosts = 3\n", "bad.toml: ")],
+)
+def test_a_cluster_file_that_is_none(
+    text: str, said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "bad.toml").write_text(text)
+    assert asked(cluster="bad.toml") == BAD_INPUT
+    assert said in capsys.readouterr().err
 
 
 def test_the_plan_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "plan.json"
-    assert asked(num_ranks=2, out=path, explained="0.weight") == 0
+    assert asked(num_ranks=2, out=path, explained="weight") == 0
     assert Plan.load(path).mesh.num_ranks == 2
-    assert "0.weight" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "<- the plan" in told.out
+    assert told.err == ""
+
+
+def test_a_search_that_ran_out_of_time_says_so(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "plan.json"
+    assert asked(num_ranks=4, out=path, time_limit_seconds=1e-9) == 0
+    told = capsys.readouterr()
+    assert not Plan.load(path).is_complete
+    assert "  stopped  by its time limit" in told.out
+    assert "the search was stopped by its time limit" in told.err
 
 
 @pytest.mark.prove

@@ -112,8 +112,9 @@ def lbfgs(model: nn.Module) -> Optimizer:
         ({"precision": "fp16"}, "use 'bf16'"),
         ({"optimizer": muon}, "needs whole tensors"),
         ({"optimizer": lbfgs}, "evaluates the loss itself"),
-        ({"loss": lambda m, b: m(b[0]).square().mean()}, "another model or loss"),
+        ({"loss": lambda m, b: m(b[0]).square().mean()}, "operators: "),
         ({"plan": "none.json"}, "No such file"),
+        ({"plan": 5}, "plan=5: give a plan (placet.plan makes one)"),
     ],
 )
 def test_what_does_not_go_with_a_plan(others: dict[str, Any], message: str) -> None:
@@ -126,7 +127,7 @@ def test_a_plan_for_others_is_refused() -> None:
     trial = planned(trial_of(Mlp, sgd), "a=2", SPLIT)
     assert "start it with -n 2" in run_threads(1, refused, trial, {})[0]
     small = replace(trial, rows=8)
-    assert "the plan is for batches of" in run_threads(2, refused, small, {})[0]
+    assert "batch: " in run_threads(2, refused, small, {})[0]
 
 
 def spoiled(wire: Wire, trial: Trial) -> str:
