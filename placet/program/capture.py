@@ -167,8 +167,9 @@ def capture(
         joint, made, foreign = _exported(step, tensors)
     assert made.results is not None
     names = _known_names(model) | _foreign_names(traced, foreign)
-    graph = graph_of(joint, names, made.results, trains=trains)
+    graph, large = graph_of(joint, names, made.results, trains=trains)
     known = {names[f"{FOREIGN}{i}"]: tensor for i, tensor in enumerate(foreign)}
+    known |= large
     return Captured(
         graph,
         _structure_text(leaves, structure),

@@ -18,12 +18,14 @@ from placet.program.rules import random
 from placet.torch_private.aot import Joint, is_recomputed, line_of, module_of
 
 _MODEL = "model."
+MAX_CONSTANT = 1 << 16
+"""Elements of a tensor made of Python values that an operator's arguments may hold."""
 
 
 def graph_of(
     joint: Joint, names: Mapping[str, str], results: Results, *, trains: bool
-) -> Graph:
-    """The graph of a captured step.
+) -> tuple[Graph, Mapping[str, Tensor]]:
+    """The graph of a captured step, and its large constants by their states' names.
 
     Args:
         names: what the model calls each tensor that a module has under some name; tied
@@ -31,8 +33,8 @@ def graph_of(
         results: what the outputs are.
 
     Raises:
-        CaptureError: no trainable parameter has a gradient, or a tensor constant is
-            too large to be written into a plan.
+        CaptureError: no trainable parameter has a gradient; a sparse tensor; numbers
+            that cannot be drawn by key; a changed tensor that is no buffer.
     """
     builder = _Builder(joint)
     known = {
@@ -45,6 +47,7 @@ def graph_of(
     num_results = len(results.tensors)
     made = dict(zip(results.news, outputs[num_results:], strict=True))
     states = _states(joint, builder, known, names, made)
+    large = (State(n, n, None, False, is_foreign=True) for n in builder.large)
     trained = any(s.new for s in states if s.is_parameter)
     if trains and not trained:
         raise CaptureError(
@@ -55,13 +58,13 @@ def graph_of(
     graph = Graph(
         builder.tensors,
         tuple(builder.ops),
-        states,
+        (*states, *large),
         tuple(inputs[i] for i in sorted(inputs)),
         outputs[0] if results.has_loss else None,
         outputs[1] if results.has_count else None,
         tuple(outputs[results.has_loss + results.has_count : num_results]),
     )
-    return _with_phases(share_random(graph, builder.recomputed))
+    return _with_phases(share_random(graph, builder.recomputed)), builder.large
 
 
 def _states(
@@ -108,6 +111,7 @@ class _Builder:
         self.names: dict[torch.fx.Node, str] = {}
         self.first: dict[str, str] = {}
         self.recomputed: set[str] = set()
+        self.large: dict[str, Tensor] = {}
 
     def name(self, node: torch.fx.Node) -> str:
         """The tensor that a node stands for."""
@@ -169,8 +173,10 @@ class _Builder:
         self.names[node] = node.name
         shape = tuple(map(int, value.shape))
         self.tensors[node.name] = TensorMeta(shape, value.dtype)
-        real = node.meta.get("real", value)
-        values = tuple(_values(real, node))
+        if value.numel() > MAX_CONSTANT:
+            self.large[node.name] = value
+            return
+        values = tuple(value.reshape(-1).tolist())
         self._add(node, constant, (values, shape, value.dtype), ())
 
     def _add_call(self, node: torch.fx.Node) -> None:
@@ -254,19 +260,6 @@ def _refs(value: Any, names: dict[torch.fx.Node, str]) -> Any:
     if isinstance(value, torch.SymInt):
         return int(value)
     return value
-
-
-MAX_CONSTANT = 1 << 16
-
-
-def _values(value: Tensor, node: torch.fx.Node) -> list[Any]:
-    if value.numel() > MAX_CONSTANT:
-        raise CaptureError(
-            f"a tensor of {value.numel()} elements is made of Python values in "
-            f"{module_of(node) or 'the model'!r}; register it as a buffer"
-        )
-    found: list[Any] = value.reshape(-1).tolist()
-    return found
 
 
 def _with_phases(graph: Graph) -> Graph:
