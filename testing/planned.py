@@ -175,4 +175,5 @@ def run_rank(
         for name, tensor in states.items()
     }
     result = step(parts, tensors)
+    assert result.loss is not None
     return RankResult(result.loss, result.news, *ledger.end_step())

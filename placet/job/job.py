@@ -248,7 +248,6 @@ class Job(OwnLoop):
         """Means of the loss and metrics over the validation set, on all ranks."""
         if self.validation is None:
             raise ValueError("Job.evaluate needs validation=Data(...)")
-        self.training.settle()
         validation = self.validation
         means = self.training.executor.run(
             "evaluate",

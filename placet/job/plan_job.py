@@ -232,7 +232,12 @@ def share_of(training: Training | PlannedTraining) -> tuple[int, int]:
     return training.wire.rank, training.wire.num_ranks
 
 
+def steps_of(training: PlannedTraining) -> Divides:
+    """The divisions of a planned job's steps."""
+    assert isinstance(training.divide, Divides)
+    return training.divide
+
+
 def plan_of(training: Training | PlannedTraining) -> Plan | None:
     """The plan that a job trains by; None without one."""
-    divide = getattr(training, "divide", None)
-    return divide.plan if isinstance(divide, Divides) else None
+    return steps_of(training).plan if isinstance(training, PlannedTraining) else None

@@ -3,21 +3,21 @@
     batch -> capture, normalise -> the plan's step?  -> its division, checked
                                 -> another one       -> a division with the same homes
 
-Batches of another shape (an epoch's last one), or parameters frozen since, are planned
-when they first come, with all homes as they are. Rank 0 plans and tells the others, so
-that all do the same.
+Batches of another shape (an epoch's last one), evaluations, or parameters frozen since,
+are planned when they first come, with all homes as they are. Rank 0 plans and tells the
+others, so that all do the same.
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
 from torch import nn
 
 from placet.errors import PlanError
-from placet.placement.layout import Layout
+from placet.placement.layout import Layout, replicated
 from placet.planner.build import build_problem
 from placet.planner.classes import find_classes
 from placet.planner.decide import decide
@@ -30,6 +30,7 @@ from placet.program.division import Division
 from placet.program.graph import Graph
 from placet.program.normalise.normalise import normalise
 from placet.run.planned_training import Divided
+from placet.run.planned_training import Divides as DividesBatch
 from placet.wire.interface import Wire
 
 TRACING = Lock()
@@ -42,6 +43,7 @@ class Divides:
 
     Args:
         count: of batches planned for besides the plan's own.
+        not_captured: what cannot be measured by the plan.
     """
 
     model: nn.Module
@@ -51,6 +53,7 @@ class Divides:
     wire: Wire
     is_first: bool = True
     count: int = 0
+    not_captured: set[object] = field(default_factory=set)
 
     def __call__(self, batch: Any) -> Divided:
         """The division for a batch's step.
@@ -70,6 +73,19 @@ class Divides:
         if is_first:
             raise self._other_step(captured, graph)
         return Divided(captured, graph, self._plan_again(graph), *counts[:1])
+
+    def measuring(self, asked: Callable[[nn.Module, Any], Any]) -> DividesBatch:
+        """Gives the divisions of a function of model and batch, without backward."""
+
+        def divide(batch: Any) -> Divided:
+            with TRACING:
+                captured = capture(
+                    self.model, batch, asked, trains=False, precision=self.precision
+                )
+                graph = normalise(captured.graph, self.wire.num_ranks)
+            return Divided(captured, graph, self._plan_again(graph))
+
+        return divide
 
     def _other_step(self, captured: Captured, graph: Graph) -> PlanError:
         found = differences(self.plan, captured, graph, self.precision)
@@ -99,7 +115,7 @@ class Divides:
                 plan.mesh,
                 objective_of(plan),
                 storage=plan.storage,
-                homes=known_homes(plan.division.homes, graph),
+                homes=known_homes(plan.division, graph),
             )
         )
         solution = solve(problem, time_limit_seconds=60.0)
@@ -143,6 +159,7 @@ def watched(loss: LossFunction | None) -> tuple[LossFunction | None, list[float]
     return (None if loss is None else counted), counts
 
 
-def known_homes(homes: Mapping[str, Layout], graph: Graph) -> dict[str, Layout]:
-    """The homes of a graph's states."""
-    return {s.name: homes[s.name] for s in graph.states if s.name in homes}
+def known_homes(division: Division, graph: Graph) -> dict[str, Layout]:
+    """The homes of a graph's states; what the plan's step does not read is whole."""
+    whole = replicated(division.mesh)
+    return {s.name: division.homes.get(s.name, whole) for s in graph.states}

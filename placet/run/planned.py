@@ -1,7 +1,7 @@
 """Run one step of a plan on this rank.
 
     parts of states and batch -> the program's nodes, in order -> loss, gradients,
-                                                                  new buffers
+                                                                  new buffers, extras
 
 A compute node waits for what its boxings bring, then runs; a boxing is submitted and
 left to travel. What no later node reads is dropped.
@@ -34,11 +34,13 @@ class StepResult:
         loss: 0-d, the mean over the global batch, equal on all ranks.
         count: 0-d, the number of targets, if the loss function gave it.
         news: parameter -> its gradient, buffer -> its new value: this rank's part.
+        extras: further results of a step without backward: whole, on all ranks.
     """
 
-    loss: Tensor
+    loss: Tensor | None
     count: Tensor | None
     news: Mapping[str, Tensor]
+    extras: tuple[Tensor, ...] = ()
 
 
 class PlannedStep:
@@ -132,7 +134,10 @@ class PlannedStep:
     def _result(self) -> StepResult:
         values, self._values = self._values, {}
         wiring, graph = self.refined.wiring, self.graph
-        assert graph.loss is not None
-        count = None if graph.count is None else values[wiring.results[graph.count]]
+
+        def result(name: str | None) -> Tensor | None:
+            return None if name is None else values[wiring.results[name]]
+
         news = {name: values[tensor] for name, tensor in wiring.news.items()}
-        return StepResult(values[wiring.results[graph.loss]], count, news)
+        extras = tuple(values[wiring.results[name]] for name in graph.extras)
+        return StepResult(result(graph.loss), result(graph.count), news, extras)

@@ -3,6 +3,7 @@
     begin(step)       which parameters train
     step(batch)       forward and backward by the plan's program, then the optimizer on
                       this rank's parts
+    measure(batch)    what a function of model and batch returns, without backward
     settle()          the model's own parameters whole and up to date; the next step
                       frees them, see `placet.run.planned_state`
 
@@ -56,7 +57,7 @@ TOTALS = "totals"
 
 @dataclass(frozen=True)
 class Divided:
-    """A captured step and how it is divided.
+    """A captured step, with backward or without, and how it is divided.
 
     Args:
         num_targets: that the loss is the mean of, where the graph does not count them.
@@ -150,6 +151,7 @@ class PlannedTraining:
         num_targets = kind.divided.num_targets or float(num_rows)
         if result.count is not None:
             num_targets = float(result.count)
+        assert result.loss is not None
         loss = float(result.loss) if num_targets else 0.0
         for name, part in self.parts.items():
             trains = part.requires_grad and num_targets > 0
@@ -178,17 +180,36 @@ class PlannedTraining:
         }
         return kind.step(states, captured.flatten(batch), step=self._at)
 
+    def measure(self, batch: Any, divide: Divides, name: object) -> Any:
+        """What a function of model and batch returns, equal on all ranks.
+
+        Args:
+            batch: global, as for `step`.
+            divide: gives the division of a step without backward.
+            name: of the function; equal for the same one.
+
+        Raises:
+            CaptureError: the function cannot be captured.
+        """
+        kind = self._kind((name, self._key(batch)), batch, divide)
+        captured = kind.divided.captured
+        result = self._run(kind, batch)
+        found = (result.loss, result.count, *result.extras)
+        return captured.returned([t for t in found if t is not None])
+
     def prepare(self, batch: Any) -> _Kind:
         """Have the step for this kind of batch; made at its first use."""
-        key = self._key(batch)
-        if key not in self._kinds:
-            self.settle()  # a capture looks at the model's own parameters
-            self._kinds[key] = self.add(self.divide(batch), key)
-        kind = self._kinds[key]
+        kind = self._kind(self._key(batch), batch, self.divide)
         self.program, self.executor = kind.program, kind.step.executor
         return kind
 
-    def add(self, divided: Divided, key: object) -> _Kind:
+    def _kind(self, key: object, batch: Any, divide: Divides) -> _Kind:
+        if key not in self._kinds:
+            self.settle()  # a capture looks at the model's own parameters
+            self._kinds[key] = self.add(divide(batch))
+        return self._kinds[key]
+
+    def add(self, divided: Divided) -> _Kind:
         """Make a division ready to run on this rank."""
         graph, division = divided.graph, divided.division
         cluster = self.wire.cluster
@@ -202,6 +223,8 @@ class PlannedTraining:
             self.observer,
             compile=self.compile,
         )
+        if graph.loss is None:
+            return _Kind(divided, step, refined.program)
         size = 1 if self.clip_norm is None else 2
         return _Kind(divided, step, with_totals(refined.program, size))
 
@@ -360,7 +383,7 @@ def start_planned(
     )
     optimizer.register_step_pre_hook(lambda *_: _check_step(training))
     key = training._key(batch)
-    training._kinds[key] = training.add(first, key)
+    training._kinds[key] = training.add(first)
     training.prepare(batch)
     return training
 
