@@ -14,6 +14,7 @@ from placet.program.normalise.normalise import normalise
 from testing.experts import EXPERTS, SCALAR_BYTES, Expert
 
 SEARCH_SECONDS = 10.0
+QUICK = ("Megatron", "one weird trick")
 
 
 def _planned(expert: Expert, *, pinned: bool) -> Plan:
@@ -34,7 +35,13 @@ def _planned(expert: Expert, *, pinned: bool) -> Plan:
     )
 
 
-@pytest.mark.parametrize("name", EXPERTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *QUICK,
+        *(pytest.param(x, marks=pytest.mark.prove) for x in EXPERTS if x not in QUICK),
+    ],
+)
 def test_expert_is_priced_by_its_formula(name: str) -> None:
     expert = EXPERTS[name]
     found = _planned(expert, pinned=True)
