@@ -16,7 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from placet.errors import PlanError
+from placet.errors import PlanError, RanksDiffer
+from placet.job.setup import checksum
 from placet.placement.layout import Layout, replicated
 from placet.planner.build import build_problem
 from placet.planner.classes import find_classes
@@ -43,6 +44,7 @@ class Divides:
 
     Args:
         count: of batches planned for besides the plan's own.
+        checks: of tensors that are none of the model's.
         not_captured: what cannot be measured by the plan.
     """
 
@@ -53,6 +55,7 @@ class Divides:
     wire: Wire
     is_first: bool = True
     count: int = 0
+    checks: int = 0
     not_captured: set[object] = field(default_factory=set)
 
     def __call__(self, batch: Any) -> Divided:
@@ -66,6 +69,7 @@ class Divides:
         with TRACING:
             captured = capture(self.model, batch, loss, precision=self.precision)
             graph = normalise(captured.graph, self.wire.num_ranks)
+        self._check_foreign(captured)
         is_first, self.is_first = self.is_first, False
         if captured.fingerprint == self.plan.fingerprint:
             check_division(graph, self.plan.division)
@@ -83,9 +87,30 @@ class Divides:
                     self.model, batch, asked, trains=False, precision=self.precision
                 )
                 graph = normalise(captured.graph, self.wire.num_ranks)
+            self._check_foreign(captured)
             return Divided(captured, graph, self._plan_again(graph))
 
         return divide
+
+    def _check_foreign(self, captured: Captured) -> None:
+        """Tensors that are none of the model's must be the same on all ranks.
+
+        Raises:
+            RanksDiffer: they are not.
+        """
+        if not captured.foreign:
+            return
+        self.checks += 1
+        mine = json.dumps({n: checksum(t) for n, t in captured.foreign.items()})
+        told = self.wire.exchange(mine.encode(), key=f"foreign {self.checks}")
+        for rank, theirs in enumerate(map(json.loads, told)):
+            odd = [n for n, value in json.loads(told[0]).items() if theirs[n] != value]
+            if odd:
+                raise RanksDiffer(
+                    f"rank {rank} differs from rank 0 in {odd[0]!r}, a tensor that the "
+                    "step reads and that is no buffer: make it from the same numbers "
+                    "on every rank"
+                )
 
     def _other_step(self, captured: Captured, graph: Graph) -> PlanError:
         found = differences(self.plan, captured, graph, self.precision)

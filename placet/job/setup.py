@@ -238,7 +238,7 @@ def _fingerprint(
         "settings": asdict(settings),
         "names": [f"{n} {tuple(t.shape)} {t.dtype}" for n, t in tensors.items()],
         "optimizer": _optimizer_text(optimizer),
-        "values": [_checksum(t) for t in tensors.values()],
+        "values": [checksum(t) for t in tensors.values()],
     }
 
 
@@ -251,7 +251,8 @@ def _optimizer_text(optimizer: Optimizer) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _checksum(tensor: torch.Tensor) -> int:
+def checksum(tensor: torch.Tensor) -> int:
+    """Of a tensor's values."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     data: Any = flat.view(torch.uint8).numpy()
     return zlib.crc32(data)
