@@ -35,19 +35,19 @@ SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
 
 
 def _convolutions() -> nn.Module:
-    return Vgg((1, 1), width=16, image=16, hidden=512, num_classes=16)
+    return Vgg((1, 1), width=16, image=16, hidden=896, num_classes=64)
 
 
 def _gpt() -> nn.Module:
-    return Gpt(width=128, num_layers=2, num_heads=4, vocabulary=256, length=32)
+    return Gpt(width=192, num_layers=2, num_heads=4, vocabulary=512, length=32)
 
 
 MODELS: Mapping[str, Example] = {
     example.name: example
     for example in (
         vectors("MLP", (512, 768, 768, 256), batch=256),
-        images("convolutions", _convolutions, batch=64, side=16, num_classes=16),
-        text("GPT", _gpt, batch=16, length=32, vocabulary=256),
+        images("convolutions", _convolutions, batch=128, side=16, num_classes=64),
+        text("GPT", _gpt, batch=16, length=32, vocabulary=512),
     )
 }
 

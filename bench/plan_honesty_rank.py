@@ -33,6 +33,7 @@ from placet.planner.planning import plan
 from placet.program.capture import capture, state_tensors
 from placet.program.graph import Graph
 from placet.program.normalise.normalise import normalise
+from placet.program.program import bytes_text
 from placet.program.refine import Refined, refine
 from placet.run.events import NodeFired
 from placet.run.planned import PlannedStep
@@ -155,7 +156,9 @@ class Step:
     def __call__(self) -> float:
         """One step; its loss."""
         self.computing = 0.0
-        return float(self.step(self.states, self.batch).loss)
+        loss = self.step(self.states, self.batch).loss
+        assert loss is not None
+        return float(loss)
 
     def _observe(self, event: NodeFired) -> None:
         if event.lane == "compute":
@@ -189,11 +192,13 @@ def find(spec: Spec, wire: Wire, cluster: Cluster, machine: Machine) -> Found:
 
 
 def _text(machine: Machine) -> str:
-    rates = ", ".join(
-        f"{w} {d} {r / 1e9:.1f} Gflop/s" for w, d, r in machine.flops_per_s
+    rates = [f"{w} {d} {r / 1e9:.1f} Gflop/s" for w, d, r in machine.flops_per_s]
+    rates += [f"{r / 1e9:.1f} GB/s of {bytes_text(n)}" for n, r in machine.near]
+    return (
+        f"{', '.join(rates)}, {machine.memory_bytes_per_s / 1e9:.1f} GB/s of more, "
+        f"{machine.call_seconds * 1e6:.0f} us a call, "
+        f"{machine.boxing_seconds * 1e6:.0f} us a boxing"
     )
-    memory = machine.memory_bytes_per_s / 1e9
-    return f"{rates}, {memory:.1f} GB/s, {machine.call_seconds * 1e6:.1f} us a call"
 
 
 def _make(

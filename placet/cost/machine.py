@@ -3,7 +3,8 @@
     flops/s    of matmul, convolution and attention, by dtype    -> Machine.flops_per_s
     bytes/s    that an operator reads and writes; more where all
                of it fits a cache                                -> memory_seconds
-    seconds    that any call takes                               -> call_seconds
+    seconds    that any call takes, and any boxing               -> call_seconds,
+               without its bytes                                    boxing_seconds
 
 There are no built-in figures: `placet calibrate --compute` measures them with all ranks
 running, one thread each, and keeps them under the user's cache folder; where that was
@@ -40,6 +41,7 @@ class Machine:
         memory_bytes_per_s: read and written, together, in large amounts.
         call_seconds: of a call on next to nothing.
         num_ranks: how many ran at once.
+        boxing_seconds: that a rank works for a boxing of next to nothing.
         near: (bytes, bytes per second) of calls on smaller amounts, which caches hold,
             by size.
     """
@@ -49,15 +51,17 @@ class Machine:
     memory_bytes_per_s: float
     call_seconds: float
     num_ranks: int = 1
+    boxing_seconds: float = 0.0
     near: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         rates = [self.memory_bytes_per_s, *(rate for *_, rate in self.flops_per_s)]
         rates += [rate for _, rate in self.near]
-        if not self.flops_per_s or min(rates) <= 0 or self.call_seconds < 0:
+        least = min(self.call_seconds, self.boxing_seconds)
+        if not self.flops_per_s or min(rates) <= 0 or least < 0:
             raise ValueError(
                 f"{self!r}: rates must be above 0, one at least of matmul, and "
-                "call_seconds not below 0"
+                "seconds not below 0"
             )
 
     def rate(self, work: Work, dtype: torch.dtype) -> float:
@@ -111,7 +115,8 @@ class Machine:
                 memory_bytes_per_s=float(found["memory_bytes_per_s"]),
                 call_seconds=float(found["call_seconds"]),
                 num_ranks=int(found["num_ranks"]),
-                near=tuple((int(a), float(b)) for a, b in found.get("near", ())),
+                boxing_seconds=float(found["boxing_seconds"]),
+                near=tuple((int(a), float(b)) for a, b in found["near"]),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"this is no machine ({error!r}): {text[:80]!r}") from None
@@ -125,6 +130,7 @@ def as_machine(measured: Measured, num_ranks: int = 1) -> Machine:
         memory_bytes_per_s=measured.memory_bytes_per_s,
         call_seconds=measured.call_seconds,
         num_ranks=num_ranks,
+        boxing_seconds=measured.boxing_seconds,
         near=measured.near,
     )
 

@@ -94,7 +94,7 @@ class Seconds:
         return self.links.step_seconds(step) + self.packing_seconds(step)
 
     def packing_seconds(self, step: Step) -> float:
-        """What a boxing step computes: it reads its input and writes its output."""
+        """What a boxing step computes: it reads its input, and writes its output."""
         change = step.change
         copied = sum(
             largest_part(shape, layout)
@@ -102,7 +102,7 @@ class Seconds:
             for shape in change.shapes
         )
         moving = self.machine.memory_seconds(copied * change.dtype.itemsize)
-        return moving + self.machine.call_seconds
+        return moving + self.machine.boxing_seconds
 
     def node_cost(
         self, operator: Operator, signatures: tuple[Signature, ...], mesh: Mesh

@@ -88,6 +88,7 @@ def slowest(machines: Sequence[Machine]) -> Machine:
         memory_bytes_per_s=min(m.memory_bytes_per_s for m in machines),
         call_seconds=max(m.call_seconds for m in machines),
         num_ranks=first.num_ranks,
+        boxing_seconds=max(m.boxing_seconds for m in machines),
         near=tuple(min(size, key=lambda one: one[1]) for size in sizes),
     )
 
@@ -104,4 +105,5 @@ def print_machine(machine: Machine, console: Console) -> None:
         table.add_row(f"memory, {bytes_text(num_bytes)}", f"{rate / 1e9:.2f} GB/s")
     table.add_row("memory", f"{machine.memory_bytes_per_s / 1e9:.2f} GB/s")
     table.add_row("a call", f"{machine.call_seconds * 1e6:.1f} us")
+    table.add_row("a boxing", f"{machine.boxing_seconds * 1e6:.1f} us")
     console.print(table)

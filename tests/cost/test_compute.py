@@ -34,6 +34,7 @@ MACHINE = Machine(
     (("matmul", "float32", 1e10), ("matmul", "float64", 5e9)),
     memory_bytes_per_s=1e9,
     call_seconds=1e-6,
+    boxing_seconds=1e-3,
 )
 
 
@@ -152,7 +153,7 @@ def test_seconds_of_a_step_are_the_links_and_the_packing():
     layouts = Layout(mesh, [P()]), Layout(mesh, [S(0)])
     step = direct_step(((4000, 1000),), torch.float32, *layouts)
     assert step is not None
-    packing = (16e6 + 4e6) / 1e9 + 1e-6
+    packing = (16e6 + 4e6) / 1e9 + 1e-3
     links = Links(mesh, cluster).step_seconds(step)
     assert links == pytest.approx(12e6 / 1.25e8, rel=0.05)
     assert objective.step_price(step) == pytest.approx(links + packing)
@@ -201,7 +202,7 @@ def test_a_glance_measures_everything_and_leaves_the_threads():
     }
     assert min(rate for *_, rate in found.flops_per_s) > 1e8
     assert found.memory_bytes_per_s > 1e8
-    assert 0 < found.call_seconds < 1e-3
+    assert 0 < found.call_seconds < found.boxing_seconds < 1e-2
 
 
 def test_small_amounts_move_at_the_rate_of_caches():

@@ -90,7 +90,9 @@ def test_one_lane_that_is_slow_is_the_step(case: Callable[[], Case]):
 def test_packing_is_computing():
     graph, division = data_parallel()
     refined = refine(graph, division, name="test")
-    machine = Machine("x", (("matmul", "float32", SLOW),), SLOW, 1.0)
+    machine = Machine(
+        "x", (("matmul", "float32", SLOW),), SLOW, 0.0, boxing_seconds=1.0
+    )
     dear = Seconds(prices(division.mesh, SLOW, SLOW).links, machine)
     packing = sum(map(dear.packing_seconds, steps_of(refined)))
     assert packing > len(refined.program.boxings())
