@@ -24,7 +24,8 @@ from placet.planner.plan import Plan
 from placet.planner.planning import plan
 from placet.program.capture import capture
 from placet.program.normalise.normalise import normalise
-from placet.run.planned_training import Divided, start_planned
+from placet.run.planned_start import start_planned
+from placet.run.planned_training import Divided
 from placet.torch_private.c10d import default_store
 from placet.wire.engine.connect import connect_engine
 from placet.wire.interface import Wire

@@ -41,7 +41,7 @@ from placet.job.large import Deferred
 from placet.job.loader import BatchPart, MicroBatch, Position, part_loader
 from placet.job.mean import loss_and_count
 from placet.job.own_loop import OwnLoop
-from placet.job.plan_job import placed, share_of
+from placet.job.plan_job import placed, rescuing, share_of
 from placet.job.record import Recorder
 from placet.job.session import current_plan, current_wire
 from placet.job.setup import (
@@ -212,13 +212,8 @@ class Job(OwnLoop):
         self.status = "failed"
         self.emit(Started(self.step_count + 1, last, str(self.program)))
         try:
-            stopped = self._loop(last)
-            if self.validation is not None and not stopped and not self._just_evaluated:
-                self.evaluate()
-            if self.checkpoints is not None and (stopped or not self._just_saved):
-                self.save()
-            self._finish_save()
-            self.training.settle()
+            with rescuing(self.training):
+                stopped = self._fitted(last)
             self.status = "stopped" if stopped else "done"
         finally:
             seconds = time.monotonic() - began
@@ -308,6 +303,17 @@ class Job(OwnLoop):
             self.training.settle()
         for callback in self.callbacks:
             callback(self, event)
+
+    def _fitted(self, last: int) -> bool:
+        """Train, evaluate and save; whether it was stopped."""
+        stopped = self._loop(last)
+        if self.validation is not None and not stopped and not self._just_evaluated:
+            self.evaluate()
+        if self.checkpoints is not None and (stopped or not self._just_saved):
+            self.save()
+        self._finish_save()
+        self.training.settle()
+        return stopped
 
     def _loop(self, last: int) -> bool:
         assert self.data is not None

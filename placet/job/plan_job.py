@@ -6,6 +6,7 @@ plan, model, first batch -> is it this plan's step?  -> placet.job.plan_steps
 
 import hashlib
 import inspect
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +34,8 @@ from placet.planner.plan import Plan
 from placet.planner.planning import plan as make_plan
 from placet.program.capture import LossFunction, Precision
 from placet.run.optimizers import verdict
-from placet.run.planned_training import PlannedTraining, start_planned
+from placet.run.planned_start import start_planned
+from placet.run.planned_training import PlannedTraining
 from placet.run.training import Training
 from placet.wire.interface import Wire
 
@@ -230,6 +232,13 @@ def share_of(training: Training | PlannedTraining) -> tuple[int, int]:
     if isinstance(training, PlannedTraining):
         return 0, 1
     return training.wire.rank, training.wire.num_ranks
+
+
+def rescuing(training: Training | PlannedTraining) -> AbstractContextManager[None]:
+    """Has a planned job's parameters whole after an error, where all ranks meet it."""
+    if isinstance(training, PlannedTraining):
+        return training.rescuing()
+    return nullcontext()
 
 
 def steps_of(training: PlannedTraining) -> Divides:

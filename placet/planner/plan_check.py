@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
-from placet.boxing.path import mean_bytes
-from placet.boxing.routes import Domain
+from placet.boxing.path import direct_step
 from placet.errors import PlanError
 from placet.placement.layout import Layout, check_fits
 from placet.planner.plan_data import PlanData
@@ -24,8 +23,8 @@ from placet.planner.plan_names import nearest
 from placet.planner.storage import is_home
 from placet.program.capture import Captured
 from placet.program.division import Division
-from placet.program.graph import Graph
-from placet.program.route import Use, domains_of, uses_of
+from placet.program.graph import Graph, TensorMeta
+from placet.program.route import Use, uses_of
 from placet.program.rules.table import signatures
 from placet.program.signature import operator_of, target_name
 
@@ -181,7 +180,6 @@ def _check_names(kind: str, given: Collection[str], needed: Collection[str]) -> 
 
 def _check_boxings(graph: Graph, division: Division) -> None:
     uses = uses_of(graph, division)
-    domains = domains_of(graph, uses, mean_bytes)
     for kind, found in (("boxings", division.boxings), ("again", division.again)):
         for name in found:
             if name not in uses:
@@ -190,11 +188,11 @@ def _check_boxings(graph: Graph, division: Division) -> None:
                     f"lacks; {nearest(name, uses)}{AGAIN}"
                 )
     for name, use in uses.items():
-        domain = domains[graph.tensors[name]]
-        made = _reached(name, use, division.boxings.get(name, ()), domain)
+        meta = graph.tensors[name]
+        made = _reached(name, meta, use, division.boxings.get(name, ()))
         again = made
         if name in division.again:
-            again = _reached(name, use, division.again[name], domain)
+            again = _reached(name, meta, use, division.again[name])
         for read in use.reads:
             there = made if read.phase == "forward" else again
             if read.reader == "":
@@ -208,7 +206,7 @@ def _check_boxings(graph: Graph, division: Division) -> None:
 
 
 def _reached(
-    name: str, use: Use, steps: Sequence[tuple[Layout, Layout]], domain: Domain
+    name: str, meta: TensorMeta, use: Use, steps: Sequence[tuple[Layout, Layout]]
 ) -> set[Layout]:
     """The layouts that a tensor is in after some steps.
 
@@ -222,9 +220,7 @@ def _reached(
                 f"a boxing of {name!r} begins at {src!r}; the tensor is there as "
                 f"{', '.join(map(repr, there))}{AGAIN}"
             )
-        known = domain.positions
-        rows = known.get(src.placements), known.get(dst.placements)
-        if None in rows or not domain.steps[rows] < float("inf"):
+        if direct_step((meta.shape,), meta.dtype, src, dst) is None:
             raise PlanError(
                 f"no single step changes {name!r} from {src!r} to {dst!r}{AGAIN}"
             )

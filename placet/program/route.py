@@ -5,9 +5,10 @@ read    the layouts that operators, a state's home and the results want
 boxings the cheapest tree from made to read                  -> Domain.tree
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from placet.boxing.path import Step, direct_step
 from placet.boxing.routes import Domain, StepPrice, make_domain
 from placet.placement.layout import Layout, replicated
 from placet.placement.placement import B, Placement, Split
@@ -77,6 +78,17 @@ def route(graph: Graph, division: Division, price: StepPrice) -> Division:
             layouts = domain.layouts
             boxings[name] = tuple((layouts[a], layouts[b]) for a, b in steps)
     return replace(division, boxings=boxings, again={})
+
+
+def steps_of(graph: Graph, division: Division) -> Iterator[tuple[str, Step]]:
+    """Every boxing step of a division, and the tensor that it is of."""
+    for found in (division.boxings, division.again):
+        for name, pairs in found.items():
+            meta = graph.tensors[name]
+            for src, dst in pairs:
+                step = direct_step((meta.shape,), meta.dtype, src, dst)
+                assert step is not None, f"{name}: {src!r} -> {dst!r} is no single step"
+                yield name, step
 
 
 def domains_of(

@@ -2,26 +2,41 @@
 
     cut(whole, home)     this rank's part, with memory of its own       -> own_cut
     Wholes.settle(step)  boxings home -> B, a bucket per home and dtype
+    Wholes.rescue(step)  the same after an error, if all ranks have come to it
     Wholes.free()        the wholes' memory is given back: a step needs parts only
 
 # NOTE [What a freed parameter reads]
 The module keeps its own tensors (see NOTE [Parameters that come and go]) with their
 shapes, so that code that looks at those goes on. Their one element is a NaN, seen by
 everyone that reads values without `settle`; writing into one is an error of torch's.
+
+# NOTE [Whole again after an error]
+An error that all ranks meet (in the loss, the optimizer, a callback) should leave the
+model as it can be read and saved. An error of one rank alone should end it at once: the
+others wait for it in the step, and would never come to a boxing of wholes. So ranks
+first tell one another that they have failed, and go on only if all have, within
+`PATIENCE_SECONDS`.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from placet.boxing.execute import Record, run
+from placet.boxing.execute import Record, run, start
 from placet.boxing.ledger import Ledger
 from placet.boxing.plan import plan_boxing
+from placet.errors import WireError
 from placet.placement.layout import Layout, part_box, relative, replicated
-from placet.placement.placement import Broadcast
+from placet.placement.mesh import Mesh
+from placet.placement.placement import Broadcast, P
 from placet.wire.interface import Wire
+
+PATIENCE_SECONDS = 2.0
+"""How long a rank that has failed waits for others that have."""
+POLL_SECONDS = 0.01
 
 BUCKET_BYTES = 32 << 20
 """About as much travels at once when parts are made whole."""
@@ -57,20 +72,60 @@ class Wholes:
 
     Args:
         is_current: they are whole and hold what the parts hold.
+        rescued_at: the step of the last `rescue`.
     """
 
     items: tuple[Item, ...]
     wire: Wire
     ledger: Ledger
     is_current: bool = True
+    rescued_at: int | None = None
 
     def settle(self, step: int) -> None:
         """Have them whole and up to date; all ranks call it together."""
         if self.is_current:
             return
-        self.is_current = True
         for number, bucket in enumerate(buckets(self.items)):
             self._bring(bucket, f"settle.{number}", step)
+        self.is_current = True
+
+    def rescue(self, step: int) -> bool:
+        """Settle after an error; see NOTE [Whole again after an error].
+
+        Returns:
+            Whether they are whole.
+        """
+        if self.is_current or not self.items:
+            return True
+        if self.rescued_at == step:
+            return False
+        self.rescued_at = step
+        try:
+            if not self._all_came(step):
+                return False
+            self.settle(step)
+        except WireError:
+            return False
+        return True
+
+    def _all_came(self, step: int) -> bool:
+        ranks, name = self.items[0].home.mesh.ranks, "rescue"
+        mesh = Mesh(f"ranks={len(ranks)}", ranks)
+        src, dst = Layout(mesh, [P()]), replicated(mesh)
+        (lowered,) = plan_boxing(((1,),), torch.float32, src, dst).lowered(
+            self.wire.rank
+        )
+        record = Record(self.ledger, name, step)
+        pending = start(
+            lowered, (torch.ones(1),), self.wire, key=f"{name}.{step}", record=record
+        )
+        ends = time.monotonic() + PATIENCE_SECONDS
+        while not pending.done():
+            if time.monotonic() >= ends:
+                return False
+            time.sleep(POLL_SECONDS)
+        pending.finish()
+        return True
 
     def _bring(self, bucket: Sequence[Item], name: str, step: int) -> None:
         first = bucket[0]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from placet.boxing.ledger import Ledger
-from placet.errors import NonFiniteLoss
+from placet.errors import NonFiniteLoss, WireError
 from placet.placement.layout import Layout, Shape, replicated
 from placet.placement.mesh import Mesh
 from placet.placement.placement import Broadcast, P
@@ -36,14 +36,10 @@ from placet.program.refine import refine
 from placet.run.events import Observer, ignore
 from placet.run.executor import Executor
 from placet.run.keyed_random import reseed
-from placet.run.optimizers import repoint
 from placet.run.planned import PlannedStep, StepResult
 from placet.run.planned_state import (
     Wholes,
     is_whole,
-    own_cut,
-    part_of,
-    state_cutter,
     wholes_of,
 )
 from placet.run.training import UpdateDone
@@ -68,6 +64,11 @@ class Divided:
     division: Division
     num_targets: float | None = None
 
+
+UNREADABLE = (
+    "(parameters that the plan stores in parts read NaN until job.training.settle() is "
+    "called on all ranks)"
+)
 
 Divides = Callable[[Any], Divided]
 """A batch -> the division of its step; called once for each kind of batch."""
@@ -143,7 +144,13 @@ class PlannedTraining:
         Raises:
             NonFiniteLoss: the loss or a gradient is not finite; no parameter has been
                 changed.
+
+        After an error that all ranks meet the model's parameters are whole.
         """
+        with self.rescuing():
+            return self._step(batch, num_rows, stop)
+
+    def _step(self, batch: Any, num_rows: int, stop: bool) -> UpdateDone:
         kind = self.prepare(batch)
         self.wholes.free()
         reseed(self.seed, self._at)
@@ -209,6 +216,11 @@ class PlannedTraining:
             self._kinds[key] = self.add(divide(batch))
         return self._kinds[key]
 
+    def start(self, batch: Any, divided: Divided) -> None:
+        """Have the step of a first batch, whose division is known."""
+        self._kinds[self._key(batch)] = self.add(divided)
+        self.prepare(batch)
+
     def add(self, divided: Divided) -> _Kind:
         """Make a division ready to run on this rank."""
         graph, division = divided.graph, divided.division
@@ -263,6 +275,19 @@ class PlannedTraining:
         They stay so until the next step, which frees what is stored in parts.
         """
         self.wholes.settle(self._at)
+
+    @contextmanager
+    def rescuing(self) -> Iterator[None]:
+        """Have the parameters whole after an error too, where all ranks meet it.
+
+        See NOTE [Whole again after an error] in `placet.run.planned_state`.
+        """
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, WireError) or not self.wholes.rescue(self._at):
+                error.add_note(UNREADABLE)
+            raise
 
     def cut_again(self) -> None:
         """Take the parts out of the model's own parameters, which were loaded."""
@@ -329,65 +354,6 @@ class PlannedTraining:
         )
 
 
-def start_planned(
-    name: str,
-    model: nn.Module,
-    optimizer: Optimizer,
-    wire: Wire,
-    divide: Divides,
-    batch: Any,
-    *,
-    clip_norm: float | None = None,
-    seed: int = 0,
-    compile: bool = False,
-) -> PlannedTraining:
-    """Cut a model's state to this rank's parts; afterwards it trains by its plan.
-
-    Args:
-        name: of the job.
-        model: a plain module, whole on every rank.
-        optimizer: made over the model's parameters; repointed to parts.
-        divide: gives the division for each kind of batch; all have the same homes.
-        batch: a first one.
-        clip_norm: clip gradients to this global norm.
-        seed: keys all randomness.
-        compile: have Inductor compile the segments.
-    """
-    first = divide(batch)
-    mesh = first.division.mesh
-    homes = dict(first.division.homes)
-    named = dict(model.named_parameters())
-    buffers = dict(model.named_buffers())
-    for other in (*named, *buffers):
-        homes.setdefault(other, replicated(mesh))
-    parts = {n: part_of(p, homes[n], wire.rank) for n, p in named.items()}
-    repoint(
-        optimizer,
-        {named[n]: parts[n] for n in named},
-        cut=state_cutter(named, homes, wire.rank),
-    )
-    training = PlannedTraining(
-        name,
-        model,
-        optimizer,
-        wire,
-        mesh,
-        divide,
-        parts,
-        {n: own_cut(b, homes[n], wire.rank) for n, b in buffers.items()},
-        {n: tuple(t.shape) for n, t in (*named.items(), *buffers.items())},
-        homes,
-        clip_norm,
-        seed,
-        compile,
-    )
-    optimizer.register_step_pre_hook(lambda *_: _check_step(training))
-    key = training._key(batch)
-    training._kinds[key] = training.add(first)
-    training.prepare(batch)
-    return training
-
-
 def with_totals(program: Program, size: int) -> Program:
     """A step's program together with the boxing of its totals."""
     made, boxed = f"{TOTALS}", f"{TOTALS}.sum"
@@ -407,11 +373,3 @@ def with_totals(program: Program, size: int) -> Program:
 
 def _summed(mesh: Mesh) -> Layout:
     return Layout(mesh, [P()] * len(mesh.axes))
-
-
-def _check_step(training: PlannedTraining) -> None:
-    if not training.may_step:
-        raise ValueError(
-            "optimizer.step() outside of a job's step would let the ranks drift apart; "
-            "a job with a plan trains by job.fit()"
-        )
