@@ -66,3 +66,16 @@ def test_of_least_seconds_on_any_mesh(name: str, num_ranks: int, rows: int) -> N
     )
     assert found.unit == "seconds"
     assert found.division.mesh.num_ranks == num_ranks
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [("DLRM", "a=2, b=2"), ("DLRM", "a=3"), ("DLRM", "a=6"), ("GPT", "a=3")],
+)
+def test_within_a_memory(name: str, mesh: str) -> None:
+    free = planned(name, mesh, ROWS[0], memory="1GiB")
+    limit = int(0.9 * free.memory_bytes)
+    tight = planned(name, mesh, ROWS[0], memory=limit)
+    assert tight.memory_bytes <= limit
+    assert tight.division != free.division
