@@ -4,6 +4,7 @@ With n elements over p members, member i of the group (indices modulo p):
 
     ring          sends 2n - c[i] - c[i-1], receives 2n - c[i] - c[i+1];
                   c: the chunks                                 -> ring_elements
+    direct        n + (p - 2) c[i] each way; c: even chunks     -> direct_elements
     exchange      (p - 1) n each way                            -> exchange_elements
     doubling      n each way in each round                      -> doubling_elements
     hierarchical  a ring in the block over all n, and a ring across the blocks over the
@@ -51,6 +52,16 @@ def ring_elements(chunks: Sequence[int], me: int) -> tuple[int, int]:
     twice = 2 * sum(chunks)
     before, after = chunks[me - 1], chunks[(me + 1) % len(chunks)]
     return twice - chunks[me] - before, twice - chunks[me] - after
+
+
+def direct_elements(num_elements: int, size: int, me: int) -> tuple[int, int]:
+    """A reduce-scatter and an all-gather, both between all pairs.
+
+    Member i gives all chunks but its own away, then its own, reduced, to each other.
+    """
+    mine = even_chunks(num_elements, size)[me]
+    moved = num_elements + (size - 2) * mine
+    return moved, moved
 
 
 def exchange_elements(num_elements: int, size: int) -> tuple[int, int]:

@@ -46,7 +46,7 @@ MANY_MEMBERS = 64
 """In groups larger than this nobody sends to all others."""
 
 EXCHANGE_SCRATCH_BYTES = 1 << 20
-"""An exchange may set aside so much at most, on each member."""
+"""An exchange or a direct all-reduce may set aside so much at most, on each member."""
 
 MESSAGE_SECONDS = 5e-6
 """What one more message costs its sender in the same round; a guess."""
@@ -82,11 +82,11 @@ def choose(move: Move, cluster: Cluster | None) -> Move:
         choose(AllReduce((0, 1), 4, torch.float32), cluster).algorithm  # "exchange"
 
     An all-reduce of at most 64 KiB may be an exchange (if that sets aside at most
-    1 MiB) or a recursive doubling. One over several hosts, or several groups of hosts,
-    with equally many members each, may be hierarchical. An all-gather and a
-    reduce-scatter may be a ring or direct. Between equal prices the earlier in this
-    order wins. More than 64 members are not sent to one by one. Other moves stay as
-    they are.
+    1 MiB) or a recursive doubling, and one of at most 1 MiB direct. One over several
+    hosts, or several groups of hosts, with equally many members each, may be
+    hierarchical. An all-gather and a reduce-scatter may be a ring or direct. Between
+    equal prices the earlier in this order wins. More than 64 members are not sent to
+    one by one. Other moves stay as they are.
 
     Args:
         move: its own algorithm does not matter.
@@ -110,6 +110,7 @@ def seconds(move: Move, cluster: Cluster) -> float:
     On one host of latency a and rate r, leaving out the small terms:
 
         all-reduce   ring          2 (p - 1) a + 2 n (p - 1) / p / r
+                     direct        2 a + the same
                      exchange      a + n (p - 1) / r
                      doubling      log2(p) (a + n / r)
                      hierarchical  rings of n in the blocks and of n / m across
@@ -138,6 +139,8 @@ def stages(move: Move) -> tuple[Stage, ...]:
             return (Stage(2 * (size - 1), 1, tuple(_ring(move.group, num_bytes))),)
         case AllGather(algorithm="ring") | ReduceScatter(algorithm="ring"):
             return (Stage(size - 1, 1, tuple(_ring(move.group, num_bytes))),)
+        case AllReduce(algorithm="direct"):
+            return _direct(move)
         case AllReduce(algorithm="doubling"):
             return _doubling(move)
         case AllReduce(algorithm="hierarchical"):
@@ -160,6 +163,8 @@ def all_reduce_algorithms(
         if num_ranks <= MANY_MEMBERS and fits:
             yield "exchange"
         yield "doubling"
+    if num_ranks <= MANY_MEMBERS and num_bytes <= EXCHANGE_SCRATCH_BYTES:
+        yield "direct"
     yield "ring"
 
 
@@ -227,6 +232,16 @@ def _pairs(move: Move) -> Iterator[Flow]:
                     count = move.num_elements * (dst in move.targets(src))
             if i != j and count:
                 yield src, dst, count * itemsize
+
+
+def _direct(move: AllReduce) -> tuple[Stage, ...]:
+    group, dtype = move.group, move.dtype
+    counts = even_chunks(move.num_elements, len(group))
+    halves = (
+        ReduceScatter(group, counts, dtype, algorithm="direct"),
+        AllGather(group, counts, dtype, chosen="direct"),
+    )
+    return tuple(stage for half in halves for stage in stages(half))
 
 
 def _doubling(move: AllReduce) -> tuple[Stage, ...]:

@@ -7,7 +7,8 @@ before anything runs:
     ring          each rank passes chunks to its predecessor in the group
     tree          a rank that holds the elements passes them on, twice as many each
                   round
-    direct        each pair of ranks exchanges what it needs, once
+    direct        each pair of ranks exchanges what it needs, once; an all-reduce does
+                  so twice, with terms and then with sums
     exchange      each rank gives each other all it has, and each reduces for itself
     doubling      in round i pairs at distance 2**i swap and reduce all they have
     hierarchical  a ring in each block of ranks, a ring across the blocks
@@ -32,6 +33,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from placet.boxing.algorithm_bytes import (
+    direct_elements,
     doubling_elements,
     exchange_elements,
     hierarchical_elements,
@@ -42,7 +44,9 @@ from placet.boxing.algorithm_bytes import (
 MoveReduction: TypeAlias = Literal["sum", "prod", "max", "min"]
 """What a wire computes; an average is a sum divided afterwards by the boxing."""
 
-AllReduceAlgorithm: TypeAlias = Literal["ring", "exchange", "doubling", "hierarchical"]
+AllReduceAlgorithm: TypeAlias = Literal[
+    "ring", "direct", "exchange", "doubling", "hierarchical"
+]
 """How an all-reduce runs; see the module."""
 
 ScatterAlgorithm: TypeAlias = Literal["ring", "direct"]
@@ -94,6 +98,8 @@ class AllReduce:
         match self.algorithm:
             case "ring":
                 return ring_elements(self.chunks, me)
+            case "direct":
+                return direct_elements(self.num_elements, size, me)
             case "exchange":
                 return exchange_elements(self.num_elements, size)
             case "doubling":

@@ -177,7 +177,7 @@ class Links:
             up = np.arange(size - 1)
             yield _Flows(1, 2, np.r_[up, up + 1], np.r_[up + 1, up], np.array(0.5), 0.0)
             return
-        if algorithm in ("direct", "exchange"):
+        if algorithm == "exchange" or (algorithm == "direct" and kind != "reduce"):
             src, dst = np.nonzero(~np.eye(size, dtype=bool))
             weight = {"reduce": 1.0, "exchange": size**-2}.get(kind, 1 / size)
             waits = (size - 1) * weight if kind in ("reduce", "scatter") else 0.0
@@ -206,6 +206,8 @@ class Links:
             )
         if algorithm == "doubling":
             return AllReduce(group, total, dtype, algorithm="doubling")
+        if algorithm == "direct":
+            return AllReduce(group, total, dtype, algorithm="direct")
         return AllReduce(group, total, dtype, algorithm="ring")
 
     def _priced(self, flows: Iterable["_Flows"], groups: Ints) -> tuple[float, float]:

@@ -32,6 +32,10 @@ from placet.program.wiring import Step, Wiring, wire_up
 GRADS, PARAMS, VALUES = "plan.grads", "plan.params", "plan.values"
 """Queues of a plan's boxings: gradients go home, states are gathered, the rest."""
 
+BUCKET_BYTES = 1 << 19
+"""Small enough that a slow link begins early in the backward, and that little is left
+to send at its end."""
+
 PRIORITY = {GRADS: 0, PARAMS: 1, VALUES: 2}
 
 
@@ -57,7 +61,7 @@ def refine(
     *,
     name: str,
     cluster: Cluster | None = None,
-    bucket_bytes: int = 2 << 20,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> Refined:
     """The program of a graph divided over a mesh.
 
@@ -188,7 +192,7 @@ class _Schedule:
     def _collect(self, step: Step) -> None:
         """Put a gradient into its bucket, which goes when it is full."""
         meta = self.graph.tensors[step.tensor]
-        if meta.num_bytes >= self.bucket_bytes // 2:
+        if meta.num_bytes >= self.bucket_bytes:
             self._close()
             self._send((step,))
             return

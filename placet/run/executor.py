@@ -146,13 +146,23 @@ class Executor:
 
         The tensor's local shape must be its global one: src and dst are B or P.
         """
+        return self.box_later(name, tensor, src, dst)()
+
+    def box_later(
+        self, name: str, tensor: Tensor, src: Layout, dst: Layout
+    ) -> Callable[[], Tensor]:
+        """As `box_now`, but let it travel; returns what waits for the result."""
         state = self._adhoc(name, tensor, src, dst)
         state.binding = Binding(lambda: (tensor,), in_place)
         self._submit(state)
         flight, state.flight = state.flight, None
         assert flight is not None
-        with self._timed(name, flight):
-            return self._finish(state, flight)[0]
+
+        def arrived() -> Tensor:
+            with self._timed(name, flight):
+                return self._finish(state, flight)[0]
+
+        return arrived
 
     def _adhoc(self, name: str, tensor: Tensor, src: Layout, dst: Layout) -> "_State":
         """A boxing that the program does not have, kept for its next use."""

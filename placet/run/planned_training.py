@@ -2,7 +2,7 @@
 
     begin(step)       which parameters train
     step(batch)       forward and backward by the plan's program, then the optimizer on
-                      this rank's parts
+                      this rank's parts; stop requests are summed meanwhile
     measure(batch)    what a function of model and batch returns, without backward
     settle()          the model's own parameters whole and up to date; the next step
                       frees them, see `placet.run.planned_state`
@@ -13,7 +13,7 @@ is the first of every axis along which the part is repeated.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -154,6 +154,7 @@ class PlannedTraining:
         kind = self.prepare(batch)
         self.wholes.free()
         reseed(self.seed, self._at)
+        asked = self._totals([float(stop)]) if self.clip_norm is None else None
         result = self._run(kind, batch)
         num_targets = kind.divided.num_targets or float(num_rows)
         if result.count is not None:
@@ -163,7 +164,10 @@ class PlannedTraining:
         for name, part in self.parts.items():
             trains = part.requires_grad and num_targets > 0
             part.grad = result.news.get(name) if trains else None
-        norm, stops = self._totals(stop)
+        if asked is None:
+            asked = self._totals([float(stop), self._squares()])
+        stops, *squares = asked().tolist()
+        norm = math.sqrt(squares[0]) if squares else None
         if not math.isfinite(loss) or not math.isfinite(norm or 0.0):
             self._refuse(loss)
         if norm is not None and self.clip_norm is not None:
@@ -175,7 +179,7 @@ class PlannedTraining:
                     buffer.copy_(result.news[name])
         for part in self.parts.values():
             part.grad = None
-        return UpdateDone(loss, num_targets, norm, False, stops)
+        return UpdateDone(loss, num_targets, norm, False, stops > 0)
 
     def _run(self, kind: _Kind, batch: Any) -> StepResult:
         """Run a kind's program on what this rank has."""
@@ -237,8 +241,8 @@ class PlannedTraining:
         )
         if graph.loss is None:
             return _Kind(divided, step, refined.program)
-        size = 1 if self.clip_norm is None else 2
-        return _Kind(divided, step, with_totals(refined.program, size))
+        clips = self.clip_norm is not None
+        return _Kind(divided, step, with_totals(refined.program, clips=clips))
 
     def observe(self, observer: Observer) -> None:
         """Tell `observer` of every node that fires from now on."""
@@ -305,16 +309,14 @@ class PlannedTraining:
         trains = tuple(p.requires_grad for p in self.model.parameters())
         return str(structure), kinds, trains, self.model.training
 
-    def _totals(self, stop: bool) -> tuple[float | None, bool]:
-        """The gradients' norm if it is asked for, and whether a rank wants to stop."""
-        values = [float(stop)]
-        if self.clip_norm is not None:
-            values.append(self._squares())
+    def _totals(self, values: Sequence[float]) -> Callable[[], Tensor]:
+        """Begin to sum over ranks: stop requests, and the gradients' squares if asked.
+
+        Without them it is known before the step, and travels beside it.
+        """
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
         src, dst = _summed(self.mesh), replicated(self.mesh)
-        sums = self.executor.box_now(f"{TOTALS}.box", mine, src, dst).tolist()
-        norm = None if self.clip_norm is None else math.sqrt(sums[1])
-        return norm, sums[0] > 0
+        return self.executor.box_later(f"{TOTALS}.box", mine, src, dst)
 
     def _squares(self) -> float:
         """The sum of the squares of those gradients that this rank counts."""
@@ -354,9 +356,14 @@ class PlannedTraining:
         )
 
 
-def with_totals(program: Program, size: int) -> Program:
-    """A step's program together with the boxing of its totals."""
-    made, boxed = f"{TOTALS}", f"{TOTALS}.sum"
+def with_totals(program: Program, *, clips: bool) -> Program:
+    """A step's program together with the boxing of its totals.
+
+    Args:
+        clips: the gradients' squares are among them, so it comes after all gradients;
+            else it is the first to travel.
+    """
+    made, boxed, size = f"{TOTALS}", f"{TOTALS}.sum", 1 + clips
     src, dst = _summed(program.mesh), replicated(program.mesh)
     tensors = {
         **program.tensors,
@@ -367,7 +374,8 @@ def with_totals(program: Program, size: int) -> Program:
         Compute(TOTALS, (), (made,)),
         Boxing(f"{TOTALS}.box", (made,), (boxed,), src, dst, queue=TOTALS),
     )
-    nodes = (*program.nodes[:-1], *extra, program.nodes[-1])
+    at = len(program.nodes) - 1 if clips else 0
+    nodes = (*program.nodes[:at], *extra, *program.nodes[at:])
     return replace(program, tensors=tensors, nodes=nodes)
 
 

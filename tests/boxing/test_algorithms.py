@@ -36,6 +36,10 @@ FOUR_GROUPED = Cluster(
 BLOCKS = ((0, 1), (2, 3))
 
 
+SLOW_HOST = Cluster((Host("a", 32, GIB, "memory"),), (LinkClass("memory", 10.0, 4e9),))
+"""So slow that one round less decides."""
+
+
 def all_reduce(size: int, num_bytes: int) -> AllReduce:
     return AllReduce(tuple(range(size)), num_bytes // 4, F32)
 
@@ -51,6 +55,8 @@ def hierarchical(num_bytes: int) -> AllReduce:
         (ONE_HOST, 2, 4, "exchange"),
         (ONE_HOST, 2, 1 << 16, "exchange"),
         (ONE_HOST, 2, (1 << 16) + 4, "ring"),
+        (SLOW_HOST, 4, 1 << 20, "direct"),
+        (SLOW_HOST, 4, (1 << 20) + 4, "ring"),
         (ONE_HOST, 4, 4, "exchange"),
         (ONE_HOST, 8, 1 << 15, "doubling"),
         (ONE_HOST, 4, 1 << 24, "ring"),
@@ -75,11 +81,10 @@ def test_blocks_follow_hosts_not_the_order_of_ranks():
 
 
 def test_an_exchange_never_sets_aside_more_than_a_mebibyte():
-    slow = LinkClass("memory", 10.0, 4e9)
-    cluster = Cluster((Host("a", 32, GIB, "memory"),), (slow,))
+    cluster = SLOW_HOST
     fits, too_much = all_reduce(17, 1 << 16), all_reduce(18, 1 << 16)
     assert choose(fits, cluster).algorithm == "exchange"
-    assert choose(too_much, cluster).algorithm == "doubling"
+    assert choose(too_much, cluster).algorithm == "direct"
 
 
 def test_ranks_of_a_host_share_its_uplink():
@@ -102,6 +107,10 @@ def test_the_formulas_on_one_host():
     local = n / 4e9  # per payload that waits in scratch memory
     for move, wanted in (
         (plain, 6 * a + 1.5 * n / r),
+        (
+            replace(plain, algorithm="direct"),
+            2 * (a + 1e-5) + 1.5 * n / r + 0.75 * local,
+        ),
         (replace(plain, algorithm="doubling"), 2 * (a + n / r + local)),
         (replace(plain, algorithm="exchange"), a + 1e-5 + 3 * (n / r + local)),
         (AllGather((0, 1, 2, 3), (n // 16,) * 4, F32), 3 * a + 0.75 * n / r),
@@ -159,6 +168,7 @@ def test_blocks_that_do_not_fit_are_refused(algorithm, blocks):
     [
         AllReduce((4, 1, 0, 3, 2), 7, F32, algorithm="doubling"),
         AllReduce((4, 1, 0, 3, 2), 7, F32, algorithm="exchange"),
+        AllReduce((4, 1, 0, 3, 2), 7, F32, algorithm="direct"),
         AllReduce((4, 1, 0, 3, 2), 7, F32),
         hierarchical(28),
         AllGather((2, 0, 1), (3, 0, 5), F32, "ring"),

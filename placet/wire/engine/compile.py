@@ -20,6 +20,7 @@ from placet.wire.engine.verify import verify
 
 _ALL_REDUCES: dict[AllReduceAlgorithm, Callable[[AllReduce, int], Schedule]] = {
     "ring": ring.all_reduce,
+    "direct": direct.all_reduce,
     "exchange": exchange.all_reduce,
     "doubling": doubling.all_reduce,
     "hierarchical": hierarchical.all_reduce,

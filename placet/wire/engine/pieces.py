@@ -39,7 +39,8 @@ def gather_and_reduce(
     own: Place,
     num_bytes: int,
     sends: Follows = (),
-) -> int:
+    start: int = 0,
+) -> Follows:
     """Receive a term from each other member, and reduce all in group order.
 
     The terms wait in scratch memory, as they may come in any order. The total grows
@@ -53,9 +54,11 @@ def gather_and_reduce(
         own: this one's term, so many bytes.
         num_bytes: of each term.
         sends: sends of what lies where the result goes; the last step follows them.
+        start: where in the result.
 
     Returns:
-        How many bytes of scratch memory that takes.
+        What must be done before the result may be sent on. So many terms but one take
+        scratch memory.
     """
     terms: list[Place] = []
     arrivals: list[Follows] = []
@@ -70,10 +73,10 @@ def gather_and_reduce(
     for i in range(1, len(group)):
         last = i == len(group) - 1
         ready += arrivals[i] + (sends if last else ())
-        dst = Place(Buffer.OUT, 0) if last else terms[0 if me else 1]
+        dst = Place(Buffer.OUT, start) if last else terms[0 if me else 1]
         reduce = Instruction(Kind.REDUCE, num_bytes, -1, total, dst, terms[i], ready)
         total, ready = dst, append(program, reduce)
-    return (len(group) - 1) * num_bytes
+    return ready
 
 
 def schedule_of(
