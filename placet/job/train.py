@@ -74,12 +74,10 @@ def train(
     """
     try:
         place = worker()
-        if plan not in (None, AUTO):
-            made = Plan.load(plan)
-            plan = str(Path(plan).resolve())
-            if num_ranks is None and place is None:
-                num_ranks = made.mesh.num_ranks
         _check_num_ranks(num_ranks, place)
+        if plan is not None and plan != AUTO:
+            num_ranks = _ranks_of_plan(plan, num_ranks, place)
+            plan = str(Path(plan).resolve())
         recipe = find_recipe(target)
         read_settings(recipe, assignments)
         checkpoint = None if resume is None else str(_checkpoint_of(resume, recipe))
@@ -179,6 +177,28 @@ def _check_num_ranks(num_ranks: int | None, place: Worker | None) -> None:
             f"-n {num_ranks} under torchrun, which has started {place.num_ranks} "
             "workers; leave -n out, or start `placet train` without torchrun"
         )
+
+
+def _ranks_of_plan(plan: str, num_ranks: int | None, place: Worker | None) -> int:
+    """How many workers a plan's file is for.
+
+    Raises:
+        ValueError: there is no such file, or it is for another number.
+        PlanError: it holds no plan.
+    """
+    if not Path(plan).is_file():
+        raise ValueError(
+            f"--plan {plan}: there is no such file; give one that `placet plan ... "
+            f"--out FILE` has written, or {AUTO}"
+        )
+    mesh = Plan.load(plan).mesh
+    given = num_ranks if place is None else place.num_ranks
+    if given not in (None, mesh.num_ranks):
+        raise ValueError(
+            f"--plan {plan} is for {mesh!r}, {mesh.num_ranks} workers, not {given}: "
+            f"start it with -n {mesh.num_ranks}, or plan for -n {given}"
+        )
+    return mesh.num_ranks
 
 
 def _make_folder(

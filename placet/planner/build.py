@@ -21,6 +21,7 @@ from placet.placement.mesh import Mesh
 from placet.placement.placement import B, Placement, Split
 from placet.planner.choices import Choices, find_choices
 from placet.planner.pins import Pin, Placed, allowed, pinned_names, select
+from placet.planner.plan_names import nearest
 from placet.planner.problem import Node, Problem, Tensor
 from placet.planner.storage import Storage, is_home
 from placet.program.graph import Graph, Op, State, TensorMeta
@@ -267,7 +268,8 @@ def _pinned(
         if not names:
             raise ValueError(
                 f"Pin({pin.pattern!r}) matches no "
-                f"{'state' if pin.home else 'operator'}; {_some_names(pin, graph)}"
+                f"{'parameter or buffer' if pin.home else 'module or operator'}; "
+                f"{nearest(pin.pattern, _names_for(pin, graph))}"
             )
     nodes = []
     for node in builder.nodes:
@@ -280,12 +282,11 @@ def _pinned(
     return nodes
 
 
-def _some_names(pin: Pin, graph: Graph) -> str:
+def _names_for(pin: Pin, graph: Graph) -> list[str]:
+    """What a pin could be about."""
     if pin.home is not None:
-        names = [state.name for state in graph.states]
-    else:
-        names = list(dict.fromkeys(op.module for op in graph.ops if op.module))
-    return f"there are {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
+        return [state.name for state in graph.states]
+    return list(dict.fromkeys(op.module for op in graph.ops if op.module))
 
 
 def _placed(builder: _Nodes, node: Node, mesh: Mesh) -> Placed:

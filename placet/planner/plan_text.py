@@ -51,11 +51,12 @@ def _header(plan: PlanData) -> list[str]:
 
 def gap_text(plan: PlanData) -> str:
     """How good a plan is, for people."""
-    if plan.gap == 0:
+    if plan.gap < 1e-7:
         return "0%: no plan is cheaper"
     if plan.gap > 10:
         return "not known: the bound says next to nothing"
-    return f"{plan.gap:.2%}: no plan is cheaper by more"
+    size = f"{plan.gap:.2%}" if plan.gap >= 5e-5 else "below 0.01%"
+    return f"{size}: the best plan is cheaper by that at most"
 
 
 def memory_text(plan: PlanData) -> str:
@@ -71,8 +72,8 @@ def _overlap(plan: PlanData) -> Iterator[tuple[str, str]]:
         yield (
             "overlap",
             f"{cost_text(found.seconds, 'seconds')} a step with boxings beside "
-            f"computing; gap with overlap {found.gap:.1%}, to the larger of computing "
-            f"and half the bound, {cost_text(found.bound_seconds, 'seconds')}",
+            f"computing; gap with overlap {found.gap:.1%} (none is below "
+            f"{cost_text(found.bound_seconds, 'seconds')})",
         )
 
 
@@ -80,8 +81,7 @@ def _matmuls(plan: PlanData) -> Iterator[tuple[str, str]]:
     if plan.matmul_ratio is not None:
         yield (
             "matmuls",
-            f"{plan.matmul_ratio:.2f} x the bytes that matrix products need at least, "
-            "each alone with one copy of its matrices",
+            f"{plan.matmul_ratio:.2f} x the least bytes of each matrix product alone",
         )
 
 
@@ -94,7 +94,7 @@ def _others(plan: PlanData) -> Iterator[tuple[str, str]]:
         bound = cost_text(mesh.bound, plan.unit)
         yield "also", f"{mesh.mesh!r}: {cost} (bound {bound})"
     if len(tried) > MAX_MESHES:
-        yield "also", f"{len(tried) - MAX_MESHES} further meshes"
+        yield "also", f"{len(tried) - MAX_MESHES} further meshes, no better"
 
 
 def _memory(plan: PlanData) -> list[str]:

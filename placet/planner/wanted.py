@@ -103,9 +103,7 @@ def wanted_of(
             f"{mesh!r} has {mesh.num_ranks} ranks, the cluster has {cluster.num_ranks};"
             " give a mesh of as many"
         )
-    meshes = (
-        meshes_of(cluster.num_ranks, max_axes=max_axes) if mesh is None else (mesh,)
-    )
+    meshes = (mesh,) if mesh else _meshes(cluster.num_ranks, max_axes, pins)
     if objective == "seconds" and machine is None:
         machine = machine_here()
     return Wanted(
@@ -120,6 +118,25 @@ def wanted_of(
         time_limit_seconds,
         gap,
     )
+
+
+def _meshes(num_ranks: int, max_axes: int, pins: Sequence[Pin]) -> tuple[Mesh, ...]:
+    """All factorisations, or those that have the axes of all pins.
+
+    Raises:
+        ValueError: none has.
+    """
+    meshes = meshes_of(num_ranks, max_axes=max_axes)
+    named = [pin for pin in pins if pin.axis is not None]
+    found = tuple(m for m in meshes if all(pin.axis in m.axes for pin in named))
+    if not found:
+        known = ", ".join(dict.fromkeys(axis for m in meshes for axis in m.axes))
+        raise ValueError(
+            f"Pin({named[-1].pattern!r}, {named[-1].axis!r}): the meshes that are "
+            f"tried have the axes {known}; give one of your own, such as "
+            f"mesh=placet.Mesh('{named[-1].axis}={num_ranks}')"
+        )
+    return found
 
 
 def _check_numbers(max_axes: int, time_limit_seconds: float, gap: float | None) -> None:

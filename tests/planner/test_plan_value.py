@@ -1,15 +1,19 @@
 """A plan as a value: text, file, difference, alternatives, edits."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from placet.errors import PlanError
+from placet.placement.layout import Layout
 from placet.placement.mesh import Mesh
-from placet.placement.placement import B, S
+from placet.placement.placement import B, P, S
 from placet.planner.plan import Plan
 from placet.planner.plan_edit import cost_of, objective_of
+from placet.planner.plan_facts import moves_of
 from placet.planner.planning import graph_for, plan
 from placet.program.graph import Graph
 
@@ -108,6 +112,27 @@ def test_no_edit_of_an_optimal_plan_is_cheaper(planned) -> None:
         assert edited.division.homes["h.1.up.weight"].placements == tuple(home)
     changed = ours.with_home(graph, "h.1.up.weight", [S(1), S(0)])
     assert "h.1.up.weight" in ours.diff(changed)
+
+
+def test_boxings_by_way_of_other_placements_are_priced(planned) -> None:
+    """Slices become terms for nothing, so a plan may go S -> P -> B."""
+    ours, graph = planned
+    mesh = ours.mesh
+    split, terms, whole = (Layout(mesh, [p, B]) for p in (S(0), P(), B))
+    name = "h.0.up.weight"
+    tensor = next(s.tensor for s in graph.states if s.name == name)
+    stored = ours.with_home(graph, name, split)
+    boxings = {**stored.division.boxings, tensor: ((split, terms), (terms, whole))}
+    by_terms = replace(stored.division, boxings=boxings)
+    objective = objective_of(ours)
+    direct = {**boxings, tensor: ((split, whole),)}
+    at_once = replace(stored.division, boxings=direct)
+    more = cost_of(graph, by_terms, objective).total
+    more -= cost_of(graph, at_once, objective).total
+    size = graph.tensors[tensor].num_bytes
+    assert more == pytest.approx(2 * size / 2 - size / 2, abs=1)  # all-reduce, gather
+    moves = moves_of(graph, by_terms)
+    assert (name, "P(sum) -> B @a", 1, pytest.approx(size, abs=1)) in moves
 
 
 def test_explain_lists_alternatives(planned) -> None:

@@ -1,6 +1,7 @@
 """plan(): what comes out for small modules, and what it says of bad input."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,10 +13,14 @@ from placet.errors import PlanError
 from placet.placement.cluster import Cluster
 from placet.placement.mesh import Mesh
 from placet.placement.placement import B, P, S
+from placet.planner.matmul_bound import bound_words
 from placet.planner.pins import Pin
 from placet.planner.plan import Plan
-from placet.planner.planning import plan
+from placet.planner.planning import graph_for, plan
+from placet.planner.problem import Solution
+from placet.planner.search import solve
 from placet.planner.wanted import parse_bytes
+from placet.program.graph import Graph
 
 Batch = tuple[Tensor, Tensor]
 
@@ -113,7 +118,8 @@ def test_a_forbidden_placement_is_not_taken() -> None:
 @pytest.mark.parametrize(
     ("pin", "text"),
     [
-        (Pin("layer9.*", home=S(0)), "matches no state; there are 0.weight, 0.bias"),
+        (Pin("layer9.*", home=S(0)), "no parameter or buffer; there are 0.weight, 0.b"),
+        (Pin("0.wieght", home=S(0)), "the nearest is '0.weight'"),
         (Pin("0.bias", home=S(1)), r"S\(1\).* is none of what 0.bias can have: "),
         (Pin("0", output=P("max")), r"P\(max\).* is none of what 0:linear can have"),
     ],
@@ -121,6 +127,15 @@ def test_a_forbidden_placement_is_not_taken() -> None:
 def test_a_pin_without_a_choice_says_what_there_is(pin: Pin, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         planned(perceptron(8, 8), batch_of(8, 8, 8), mesh=Mesh("a=4"), pins=[pin])
+
+
+def test_pins_with_an_axis_leave_the_meshes_that_have_it() -> None:
+    model, batch = perceptron(8, 8), batch_of(8, 8, 8)
+    found = planned(model, batch, pins=[Pin("0.weight", "b", home=S(0))])
+    assert [tried.mesh for tried in found.meshes] == [Mesh("a=2, b=2")]
+    assert found.division.homes["0.weight"].placement("b") == S(0)
+    with pytest.raises(ValueError, match="tried have the axes a, b; give one of your"):
+        planned(model, batch, pins=[Pin("0.weight", "model", home=S(0))])
 
 
 def test_a_mesh_of_another_size_is_refused() -> None:
@@ -134,6 +149,71 @@ def test_seconds_need_no_bytes() -> None:
     assert 0 < found.bound <= found.cost < 1
 
 
+def test_the_figures_of_a_plan_in_seconds() -> None:
+    found = planned(perceptron(8, 8, 8), batch_of(16, 8, 8), objective="seconds")
+    assert found.overlapped is not None
+    assert found.overlapped.bound_seconds <= found.overlapped.seconds <= found.cost
+    assert found.overlapped.gap >= 0
+    text = str(found)
+    for word in ("cost", "bound", "gap", "overlap", "matmuls", "memory", "found"):
+        assert f"\n  {word} " in text
+    again = Plan.from_json(found.to_json())
+    assert replace(again, search_seconds=found.search_seconds) == found
+    edited = again.routed(graph_of_plan(found))
+    assert edited.cost <= found.cost * (1 + 1e-9)  # by the machine that it was made for
+
+
+def graph_of_plan(found: Plan) -> Graph:
+    model, batch = perceptron(8, 8, 8), batch_of(16, 8, 8)
+    return graph_for(model, batch, loss, num_ranks=found.mesh.num_ranks)
+
+
+def test_the_bytes_of_products_are_held_against_their_bound() -> None:
+    """A square product, cut along its sum, and that of its weight's gradient."""
+    model, batch = perceptron(64, 64), batch_of(64, 64, 64)
+    pins = [Pin("0.weight", home=S(1)), Pin("0.bias", home=B), Pin("0", input=S(1))]
+    found = planned(model, batch, num_ranks=4, mesh=Mesh("a=4"), pins=pins)
+    words = bound_words((64, 64, 64), 4)
+    scattered = 64 * 64 * 3 / 4  # of the output; its gradient goes all-to-all
+    assert found.matmul_ratio is not None
+    assert found.matmul_ratio == pytest.approx(
+        (scattered + scattered / 4) / (2 * words), rel=1e-3
+    )
+    assert planned(model, batch, mesh=Mesh("a=1"), num_ranks=1).matmul_ratio is None
+
+
+def test_a_gap_that_is_asked_for_ends_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def watched(*args: object, **options: object) -> Solution:
+        asked.append(options["gap"])
+        return solve(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("placet.planner.planning.solve", watched)
+    found = planned(
+        perceptron(8, 8, 8), batch_of(16, 8, 8), mesh=Mesh("a=2, b=2"), gap=0.2
+    )
+    assert asked == [0.2]
+    assert found.gap <= 0.2
+    assert found.is_complete
+
+
+def test_a_search_out_of_time_gives_its_best_and_says_so() -> None:
+    model, batch = perceptron(8, 8, 8), batch_of(16, 8, 8)
+    found = planned(model, batch, mesh=Mesh("a=4"), time_limit_seconds=1e-9)
+    assert not found.is_complete
+    assert found.bound <= found.cost
+    assert "\n  stopped  by its time limit" in str(found)
+    assert not Plan.from_json(found.to_json()).is_complete
+
+
+def test_a_batch_that_no_number_of_ranks_divides() -> None:
+    found = planned(perceptron(8, 8, 8), batch_of(7, 8, 8), mesh=Mesh("a=4"))
+    assert found.gap == 0
+
+
 def test_operators_without_a_signature_are_reported() -> None:
     class Turned(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -141,7 +221,9 @@ def test_operators_without_a_signature_are_reported() -> None:
 
     model = nn.Sequential(nn.Linear(8, 8), Turned())
     found = planned(model, batch_of(8, 8, 8), mesh=Mesh("a=4"))
-    assert any("linalg_qr" in note and "in 1" in note for note in found.notes)
+    (note,) = found.notes
+    assert note.startswith("aten.linalg_qr in 1, test_planning.py:")
+    assert note.endswith("no signature is known, so every rank runs it whole")
 
 
 @pytest.mark.parametrize(
