@@ -16,7 +16,7 @@ from placet.planner.plan_names import nearest
 from placet.planner.storage import is_home
 from placet.program.division import Division
 from placet.program.graph import Graph
-from placet.program.route import domains_of, route, uses_of
+from placet.program.route import route, steps_of
 from placet.program.rules.table import fits, signatures
 from placet.program.signature import Operator, Signature, operator_of
 
@@ -51,22 +51,15 @@ def cost_of(graph: Graph, division: Division, objective: Objective) -> Cost:
         )
         for op in graph.ops
     )
-    domains = domains_of(graph, uses_of(graph, division), objective.step_price)
-    boxing = 0.0
-    for found in (division.boxings, division.again):
-        for name, steps in found.items():
-            domain = domains[graph.tensors[name]]
-            boxing += sum(
-                float(domain.steps[domain.index(a), domain.index(b)]) for a, b in steps
-            )
-    return Cost(computing, boxing)
+    steps = steps_of(graph, division)
+    return Cost(computing, sum(objective.step_price(step) for _, step in steps))
 
 
 def edited(plan: P, graph: Graph, division: Division) -> P:
     """A plan with another division, priced again; pins of the search do not hold it."""
     objective = objective_of(plan)
     cost = cost_of(graph, division, objective).total
-    facts = facts_of(graph, division, objective, plan.storage)
+    facts = facts_of(graph, division, objective, plan.storage, plan.cluster)
     overlapped = plan.overlapped
     if overlapped is not None and facts.overlapped_seconds is not None:
         seconds = facts.overlapped_seconds

@@ -4,8 +4,9 @@
     peak     what the fullest rank holds                               -> fullest_peak
     overlap  the program's nodes on two lanes, computing and links     -> timeline_of
     moves    each boxing step, with the mean bytes a rank receives     -> moves_of
-    ratio    sum of those bytes / sum over matrix products of the least that each
-             would move alone, with one copy of each matrix            -> matmul_ratio
+    ratio    sum of those bytes for the tensors of matrix products, or views of them /
+             sum over products of the least that each would move alone, with one copy
+             of each matrix                                            -> matmul_ratio
 
 The ratio is below 1 where copies save moves: data parallelism keeps weights whole.
 """
@@ -18,9 +19,11 @@ from dataclasses import dataclass
 import torch
 
 from placet.boxing.path import mean_bytes
+from placet.cost.compute import is_view
 from placet.cost.flops import flops
 from placet.cost.objective import Objective, Seconds
 from placet.cost.timeline import timeline_of
+from placet.placement.cluster import Cluster
 from placet.planner.matmul_bound import bound_words
 from placet.planner.plan_names import ranges
 from placet.planner.storage import Storage
@@ -30,7 +33,7 @@ from placet.program.functions.linear import contract, linear
 from placet.program.graph import Graph
 from placet.program.program import change
 from placet.program.refine import refine
-from placet.program.route import domains_of, uses_of
+from placet.program.route import steps_of
 from placet.program.signature import Operator, operator_of, target_name
 
 MAX_MOVES = 16
@@ -60,10 +63,14 @@ class Facts:
 
 
 def facts_of(
-    graph: Graph, division: Division, objective: Objective, storage: Storage
+    graph: Graph,
+    division: Division,
+    objective: Objective,
+    storage: Storage,
+    cluster: Cluster | None = None,
 ) -> Facts:
     """All that people are told of a division."""
-    refined = refine(graph, division, name="plan")
+    refined = refine(graph, division, name="plan", cluster=cluster)
     peak = fullest_peak(graph, division, refined, storage.kept)
     seconds = None
     if isinstance(objective, Seconds):
@@ -119,19 +126,26 @@ def moves_of(graph: Graph, division: Division) -> Moves:
 
 
 def matmul_ratio(graph: Graph, division: Division) -> float | None:
-    """Bytes that a rank receives, over the least for each matrix product alone.
+    """Bytes that a rank receives for matrix products, over the least for each alone.
 
     Returns:
         None where no matrix product has to move anything: there is none, or one rank.
     """
     least = 0.0
+    matrices: set[str | None] = set()
     for op in graph.ops:
         operator = operator_of(op, graph)
         shape = _product_shape(operator)
         if shape is not None:
             itemsize = operator.inputs[0].dtype.itemsize
             least += bound_words(shape, division.mesh.num_ranks) * itemsize
-    moved = sum(price for *_, price in _priced_boxings(graph, division))
+            matrices.update((*op.inputs, *op.outputs))
+    views = [op for op in graph.ops if is_view(op.target)]
+    for op in (*views, *reversed(views)):
+        if not matrices.isdisjoint((*op.inputs, *op.outputs)):
+            matrices.update((*op.inputs, *op.outputs))
+    boxings = _priced_boxings(graph, division)
+    moved = sum(price for name, _, price in boxings if name in matrices)
     return moved / least if least else None
 
 
@@ -139,13 +153,8 @@ def _priced_boxings(
     graph: Graph, division: Division
 ) -> Iterator[tuple[str, str, float]]:
     """Every boxing step: its tensor, the change, and mean bytes received."""
-    domains = domains_of(graph, uses_of(graph, division), mean_bytes)
-    for found in (division.boxings, division.again):
-        for name, steps in found.items():
-            domain = domains[graph.tensors[name]]
-            for src, dst in steps:
-                price = float(domain.steps[domain.index(src), domain.index(dst)])
-                yield name, change(src, dst), price
+    for name, step in steps_of(graph, division):
+        yield name, change(step.change.src, step.change.dst), mean_bytes(step)
 
 
 def _product_shape(operator: Operator) -> tuple[int, int, int] | None:
