@@ -119,6 +119,7 @@ class _Copied(Future):
         return self.future.done()
 
     def wait(self) -> Tensor:
+        self.payload = self.room.new_empty(0)
         with without_modes(), torch.no_grad():
             return self.room.copy_(self.future.wait())
 

@@ -29,9 +29,9 @@ from placet.cost.objective import Unit
 from placet.errors import PlanError
 from placet.placement.cluster import Cluster
 from placet.placement.mesh import Mesh
-from placet.planner.build import build_problem, with_memory
+from placet.planner.build import build_problem
 from placet.planner.classes import find_classes
-from placet.planner.fit import fitted
+from placet.planner.fit import fitted, leanest
 from placet.planner.meshes import Meshes, search_meshes
 from placet.planner.pins import Pin
 from placet.planner.plan import Plan
@@ -46,10 +46,6 @@ from placet.program.normalise.normalise import normalise
 from placet.program.program import bytes_text
 from placet.program.rules.table import rule_of
 from placet.program.signature import operator_of, target_name
-
-ROUNDING = 1e-3
-"""How far above the least memory a plan is looked for."""
-LEANEST_SECONDS = 20.0
 
 Watch = Callable[[str], None]
 """Is told what the planner does now."""
@@ -228,11 +224,18 @@ def search(step: PlannedFor, wanted: Wanted, tell: Watch = silent) -> Plan:
     mesh, solution = found.solutions[found.best]
     tell("counting memory")
     ends = began + wanted.time_limit_seconds
-    fit = fitted(graph, mesh, found.problem, solution, wanted.storage, ends=ends)
+    given = graph, mesh, found.problem
+    fit = fitted(*given, solution, wanted.storage, ends=ends, cluster=wanted.cluster)
     if wanted.memory_bytes is not None and fit.peak_bytes > wanted.memory_bytes:
-        raise _does_not_fit(graph, wanted, fit.peak_bytes)
+        lean = leanest(*given, wanted.storage, cluster=wanted.cluster)
+        if lean is not None and lean.peak_bytes < fit.peak_bytes:
+            fit = lean
+        if fit.peak_bytes > wanted.memory_bytes:
+            raise _does_not_fit(graph, wanted, fit.peak_bytes)
     division, solution = fit.division, fit.solution
-    facts = facts_of(graph, division, wanted.objective(mesh), wanted.storage)
+    facts = facts_of(
+        graph, division, wanted.objective(mesh), wanted.storage, wanted.cluster
+    )
     reached = relative_gap(solution.cost, found.bound) <= (wanted.gap or 0.0)
     return Plan(
         division,
@@ -320,13 +323,9 @@ def _leanest(
     known = [(need, mesh) for need, mesh in needs if need is not None]
     if not known:
         return None
-    need, mesh = min(known, key=lambda pair: pair[0])
-    problem = with_memory(build(mesh), need * (1 + ROUNDING))
-    solution = solve(problem, time_limit_seconds=LEANEST_SECONDS)
-    if solution.assignment is None:
-        return None
-    measured = fitted(graph, mesh, problem, solution, wanted.storage, ends=0.0)
-    return measured.peak_bytes
+    _, mesh = min(known, key=lambda pair: pair[0])
+    lean = leanest(graph, mesh, build(mesh), wanted.storage, cluster=wanted.cluster)
+    return None if lean is None else lean.peak_bytes
 
 
 def _does_not_fit(graph: Graph, wanted: Wanted, least_bytes: float | None) -> PlanError:

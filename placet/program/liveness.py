@@ -45,13 +45,22 @@ from placet.program.division import Division
 from placet.program.effects import Effect, Form, dense
 from placet.program.graph import Graph, Op
 from placet.program.lifetimes import awaited, in_place, last_reads
-from placet.program.local_effects import Change, arrival, call_effect, departure
+from placet.program.local_effects import (
+    Change,
+    arrival,
+    call_effect,
+    departure,
+    wire_bytes,
+)
 from placet.program.node import Boxing, Compute
 from placet.program.refine import PARAMS, Refined
 from placet.program.signature import operator_of, target_name
 
 UPDATE = "update"
 """The node at which the optimizer steps."""
+
+SMALL_BYTES = 16
+"""Counts and scalars: the optimizer's of each parameter, the step's."""
 
 _TABLE_BYTES = 4 << 16
 """Keyed random numbers are drawn from a table of this size, a block of it at a time."""
@@ -115,6 +124,7 @@ def peak_bytes(
     ]
     account = walk.account
     account.add(OPTIMIZER, round(kept.state * sum(trained)))
+    account.add(WORKSPACE, SMALL_BYTES * (1 + len(trained)) if with_workspaces else 0)
     walk.run()
     account.place = UPDATE
     for before, size in pairwise((0, *trained)):
@@ -139,10 +149,10 @@ class _Held:
 
 @dataclass(frozen=True)
 class _Flight:
-    """A boxing on its way; its arrival may be its payload."""
+    """A boxing on its way: what is held until it is waited for, and then unpacked."""
 
+    sent: tuple[_Held | Storage | None, ...]
     tensors: tuple[_Held, ...]
-    payload: _Held | None
     arrival: _Held | None
 
 
@@ -158,6 +168,7 @@ class _Walk:
         self.news = {s.new for s in graph.states}
         self.values: dict[str, _Held] = {}
         self.flights: dict[str, _Flight] = {}
+        self.scratch: dict[Change, int] = {}
         self.draws = False
         self.with_workspaces = True
         self.boxings = {b.name: b for b in refined.program.boxings()}
@@ -167,7 +178,8 @@ class _Walk:
             shape = local_shape(meta.shape, division.homes[state.name], rank)
             category = PARAMETERS if state.is_parameter else BUFFERS
             self.values[state.tensor] = self._new(category, dense(shape, meta.dtype))
-        # The caller of a step holds the whole batch.
+        # The caller of a step holds the states and the whole batch.
+        self.states = tuple(self.values.values())
         metas = {name: graph.tensors[name] for name in graph.inputs}
         self.whole = {
             name: self._new(BATCH, dense(meta.shape, meta.dtype))
@@ -269,8 +281,9 @@ class _Walk:
         """Pack a boxing's payload, and make room for what it brings."""
         category = GATHERED if node.queue == PARAMS else BOXINGS
         tensors = tuple(self.values[name] for name in node.inputs)
+        change = self._change(node)
         begins = departure(
-            self._change(node),
+            change,
             self.rank,
             _forms(tensors),
             may_overwrite=node.name in self.in_place,
@@ -281,8 +294,9 @@ class _Walk:
             arrived = payload
         if begins.arrival is not None:
             arrived = self._new(category, begins.arrival)
+        scratch = Storage(self.account, category, self._scratch(change))
         held = tensors if begins.holds else ()
-        self.flights[node.name] = _Flight(held, payload, arrived)
+        self.flights[node.name] = _Flight((payload, scratch), held, arrived)
 
     def _arrive(self, node: Boxing) -> None:
         """Unpack what a boxing has brought."""
@@ -290,6 +304,7 @@ class _Walk:
         flight = self.flights.pop(node.name)
         arrived = () if flight.arrival is None else (flight.arrival,)
         known = (*flight.tensors, *arrived)
+        del flight  # a wire gives back what it has sent
         effect = arrival(
             self._change(node), self.rank, _forms(known), has_arrived=bool(arrived)
         )
@@ -300,6 +315,13 @@ class _Walk:
             is_new = self.refined.wiring.steps[name].tensor in self.news
             if is_new and held.storage.category == BOXINGS:
                 held.storage.become(GRADIENTS)
+
+    def _scratch(self, change: Change) -> int:
+        """What the wire takes for itself."""
+        if change not in self.scratch:
+            cluster = self.refined.program.cluster
+            self.scratch[change] = wire_bytes(change, self.rank, cluster)
+        return self.scratch[change] if self.with_workspaces else 0
 
     def _change(self, node: Boxing) -> Change:
         assert node.direct, f"{node.name} may take more than one step"

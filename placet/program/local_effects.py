@@ -17,6 +17,8 @@ from placet.boxing.lowered import Lowered
 from placet.boxing.moves import AllReduce
 from placet.boxing.packing import pack, unpack
 from placet.boxing.plan import plan_direct
+from placet.boxing.scratch import scratch_bytes
+from placet.placement.cluster import Cluster
 from placet.placement.layout import Layout, Shape
 from placet.placement.mesh import Mesh
 from placet.program.effects import META, Effect, Form, dense, effect_of
@@ -140,9 +142,21 @@ def arrival(
     return effect_of(call, inputs)
 
 
-def _lowered(change: Change, rank: int) -> Lowered:
-    """What a rank does; by which algorithm its move runs takes no memory."""
-    plan = plan_direct(change.shapes, change.dtype, change.src, change.dst)
+def wire_bytes(change: Change, rank: int, cluster: Cluster | None) -> int:
+    """What a rank's wire takes for itself while a boxing travels.
+
+    Args:
+        cluster: the links by which moves choose their algorithm.
+    """
+    move = _lowered(change, rank, cluster).move
+    return 0 if move is None else scratch_bytes(move, rank)
+
+
+def _lowered(change: Change, rank: int, cluster: Cluster | None = None) -> Lowered:
+    """What a rank does; by which algorithm its move runs matters to the wire only."""
+    plan = plan_direct(
+        change.shapes, change.dtype, change.src, change.dst, cluster=cluster
+    )
     (lowered,) = plan.lowered(rank)
     return lowered
 

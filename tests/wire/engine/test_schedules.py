@@ -21,6 +21,7 @@ from placet.boxing.moves import (
     MoveReduction,
     ReduceScatter,
 )
+from placet.boxing.scratch import scratch_bytes
 from placet.wire.check import payload_size, result_size
 from placet.wire.engine.compile import compile_move
 from placet.wire.engine.schedule import Kind, Schedule
@@ -58,7 +59,7 @@ def algorithms_of(move: Move) -> Iterator[Move]:
     size, group = len(move.group), move.group
     match move:
         case AllReduce():
-            for algorithm in ("ring", "exchange", "doubling"):
+            for algorithm in ("ring", "direct", "exchange", "doubling"):
                 yield replace(move, algorithm=algorithm)
             for num_blocks in range(2, size // 2 + 1):
                 if size % num_blocks == 0:
@@ -342,6 +343,16 @@ def test_the_price_counts_what_the_schedules_send():
                             pair = (rank, step.peer)
                             real[pair] = real.get(pair, 0) + step.num_bytes
                 assert {k: v for k, v in priced.items() if v} == real, move
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6])
+def test_scratch_memory_is_what_is_predicted(size: int) -> None:
+    for group in groups(size):
+        for plain in moves_of(group, torch.float64):
+            for move in algorithms_of(plain):
+                for rank in group:
+                    taken = compile_move(move, rank).scratch_bytes
+                    assert taken == scratch_bytes(move, rank), (move, rank)
 
 
 def test_large_moves_have_few_instructions():
