@@ -31,6 +31,9 @@ from placet.wire.interface import Wire
 from testing.models.example import Example, in_float64
 from testing.ranks import run_threads
 
+RUN_SECONDS = 120.0
+"""Of all ranks, which are threads that write and run code of a thousand operators."""
+
 TIES_BYTES = 3.0
 """At most what a plan of least bytes costs besides, for ties: see cost/objective.py."""
 
@@ -111,7 +114,14 @@ def assert_same_as_one_device(
     whole = interpret(captured.graph, states, tensors)
     refined = refine(graph, division, name="test")
     found = run_threads(
-        division.mesh.num_ranks, run_rank, graph, division, refined, states, tensors
+        division.mesh.num_ranks,
+        run_rank,
+        graph,
+        division,
+        refined,
+        states,
+        tensors,
+        timeout=RUN_SECONDS,
     )
     for rank, result in enumerate(found):
         assert_parts(captured.graph, division, whole, result, rank, atol=atol)

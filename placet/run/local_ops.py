@@ -53,20 +53,21 @@ def segments_of(
         if isinstance(node, Compute):
             body = [ops[name] for name in refined.bodies[node.name]]
             code = _code(graph, refined, signatures, node, body, rank)
-            found[node.name] = _compiled(code) if compile else _boxed(code)
+            name = node.name.replace(".", "_")
+            found[node.name] = _compiled(code, name) if compile else _boxed(code, name)
     return found
 
 
-def _boxed(code: fx.GraphModule) -> Segment:
-    code.graph.set_codegen(BoxedCodeGen())
-    code.recompile()
+def _boxed(code: fx.Graph, name: str) -> Segment:
+    code.set_codegen(BoxedCodeGen())
     # Its __call__ is torch's wrapper, which would hold what the function lets go.
-    forward: Segment = code.forward
+    forward: Segment = fx.GraphModule(torch.nn.Module(), code, name).forward
     return forward
 
 
-def _compiled(code: fx.GraphModule) -> Segment:
-    compiled = torch.compile(code, fullgraph=True)
+def _compiled(code: fx.Graph, name: str) -> Segment:
+    module = fx.GraphModule(torch.nn.Module(), code, name)
+    compiled = torch.compile(module, fullgraph=True)
 
     def segment(parts: list[Tensor]) -> tuple[Tensor, ...]:
         made: tuple[Tensor, ...] = compiled(*parts)
@@ -82,7 +83,7 @@ def _code(
     node: Compute,
     body: Sequence[Op],
     rank: int,
-) -> fx.GraphModule:
+) -> fx.Graph:
     code = fx.Graph()
     values: dict[str, fx.Node] = {}
     for i, name in enumerate(node.inputs):
@@ -105,7 +106,7 @@ def _code(
         elif op.outputs[0] is not None:
             values[op.outputs[0]] = made
     code.output(tuple(values[name] for name in node.outputs))
-    return fx.GraphModule(torch.nn.Module(), code, node.name.replace(".", "_"))
+    return code
 
 
 def local_call(
