@@ -2,9 +2,9 @@
 
 python -m bench.plan_honesty_rank SPEC        # as torchrun's worker; SPEC is JSON
 
-    links      timed between all pairs of hosts, as `placet calibrate` does
-    machine    measured with all ranks at once, as `placet calibrate --compute` does
-    a plan     made by rank 0, predicted from these, sent to all, run by all in turn
+    links, machine    as measured when the run begins       -> bench.lab_measured
+    a plan            made by rank 0, predicted from these, sent to all, run by all in
+                      turn
 
 All plans of a model must lose the same, or they are no plans of it.
 """
@@ -19,15 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from bench.lab_measured import open_measured
 from bench.plan_honesty_plans import MODELS, Named, drawn, experts
 from bench.wire_lab_rank import MARK, sent_by_cards
-from bench.wires import TIMEOUT_SECONDS
-from placet.cost.machine import Machine, as_machine
-from placet.cost.measure import measure
+from placet.cost.machine import Machine
 from placet.cost.objective import seconds_objective
 from placet.cost.timeline import timeline_of
-from placet.job.calibrate import measure_links
-from placet.job.calibrate_compute import slowest
 from placet.placement.cluster import Cluster
 from placet.planner.planning import plan
 from placet.program.capture import capture, state_tensors
@@ -37,10 +34,7 @@ from placet.program.program import bytes_text
 from placet.program.refine import Refined, refine
 from placet.run.events import NodeFired
 from placet.run.planned import PlannedStep
-from placet.torch_private.c10d import default_store
-from placet.wire.engine.connect import connect_engine
 from placet.wire.interface import Wire
-from placet.wire.torch_store import TorchStore
 from testing.models.example import Example
 
 SAME_LOSS = 1e-3
@@ -250,28 +244,13 @@ def main(arguments: Sequence[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     given = json.loads(arguments[0])
-    wire = connect_engine(
-        TorchStore(default_store(), "bench/plan_honesty"),
-        dist.get_rank(),
-        dist.get_world_size(),
-        timeout_seconds=TIMEOUT_SECONDS,
-    )
-    cluster = measure_links(wire).cluster
-    machine = _machine(wire, given["machine_seconds"])
+    wire, cluster, machine = open_measured("honesty", given["machine_seconds"])
     for spec in given["specs"]:
         found = find(Spec(**spec), wire, cluster, machine)
         print(MARK + json.dumps(asdict(found)), flush=True)
     dist.barrier()
     wire.close()
     dist.destroy_process_group()
-
-
-def _machine(wire: Wire, seconds: float) -> Machine:
-    """The slowest rank's figures, all measured at once."""
-    wire.exchange(b"", key="honesty.begin")
-    mine = as_machine(measure(seconds), wire.num_ranks)
-    found = wire.exchange(mine.to_json().encode(), key="honesty.machine")
-    return slowest([Machine.from_json(bytes(text).decode()) for text in found])
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     rank 0    plan(), over all meshes of the ranks  -> a division, told to all
     all       its program on the engine, the optimizer on parts, and the job's totals
 
-Both objectives are there: by seconds, priced by the lab's nominal link and a machine
-whose cores the ranks share, and by bytes.
+Both objectives are there: by seconds, priced by links and machine as they were measured
+with all ranks running, and by bytes.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,26 +17,18 @@ import torch.distributed as dist
 from torch import nn
 
 from bench.plan_peers import LEARNING_RATE, Step
-from bench.wires import TIMEOUT_SECONDS
+from placet.cost.machine import Machine
 from placet.cost.objective import Unit
-from placet.placement.cluster import Cluster, Host, LinkClass
 from placet.planner.plan import Plan
 from placet.planner.planning import plan
 from placet.program.capture import capture
 from placet.program.normalise.normalise import normalise
 from placet.run.planned_start import start_planned
 from placet.run.planned_training import Divided
-from placet.torch_private.c10d import default_store
-from placet.wire.engine.connect import connect_engine
 from placet.wire.interface import Wire
-from placet.wire.torch_store import TorchStore
 from testing.models.example import Example
 
-LATENCY_SECONDS = 2e-4
-"""Between two hosts of the lab, with the engine's own work."""
-
 SEARCH_SECONDS = 30.0
-MEMORY_BYTES = 8 * 2**30
 
 
 @dataclass(frozen=True)
@@ -58,29 +50,13 @@ class Planned:
     seconds: float
 
 
-def lab_cluster(num_ranks: int, bytes_per_s: float) -> Cluster:
-    """Hosts of one rank, as the lab has them."""
-    link = LinkClass("network", LATENCY_SECONDS, bytes_per_s)
-    hosts = tuple(
-        Host(name, 1, MEMORY_BYTES, link.name)
-        for name in (f"host{i}" for i in range(num_ranks))
-    )
-    return Cluster(hosts, (link,), between_hosts=link.name)
-
-
-def open_lab_wire(cluster: Cluster) -> Wire:
-    """The engine between all ranks, its algorithms chosen for the cluster."""
-    return connect_engine(
-        TorchStore(default_store(), "bench/plan"),
-        dist.get_rank(),
-        dist.get_world_size(),
-        timeout_seconds=TIMEOUT_SECONDS,
-        cluster=cluster,
-    )
-
-
 def planned(
-    unit: Unit, example: Example, model: nn.Module, batch: Any, wire: Wire
+    unit: Unit,
+    example: Example,
+    model: nn.Module,
+    batch: Any,
+    wire: Wire,
+    machine: Machine,
 ) -> Planned:
     """Our step on this rank: found by rank 0, the same on all."""
     found: list[Plan | None] = [None]
@@ -91,6 +67,7 @@ def planned(
             example.loss,
             cluster=wire.cluster,
             objective=unit,
+            machine=machine,
             optimizer="sgd",
             time_limit_seconds=SEARCH_SECONDS,
         )
@@ -122,7 +99,7 @@ def _divided(example: Example, model: nn.Module, chosen: Plan, batch: Any) -> Di
     return Divided(captured, graph, chosen.division)
 
 
-OURS: Mapping[str, Callable[[Example, nn.Module, Any, Wire], Planned]] = {
+OURS: Mapping[str, Callable[[Example, nn.Module, Any, Wire, Machine], Planned]] = {
     "plan": partial(planned, "seconds"),
     "plan by bytes": partial(planned, "bytes"),
 }

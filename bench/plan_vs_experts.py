@@ -62,7 +62,6 @@ def collect(options: Options) -> Outcome:
             Spec(
                 model=model,
                 sides=sides,
-                bytes_per_s=RATES[rate],
                 num_rounds=min(
                     options.num_pairs,
                     NUM_QUICK_ROUNDS if options.quick else NUM_ROUNDS,

@@ -16,14 +16,19 @@ import torch
 import torch.distributed as dist
 
 from bench.harness import affordable
+from bench.lab_measured import open_measured
 from bench.plan_models import MODELS
-from bench.plan_ours import OURS, lab_cluster, open_lab_wire
+from bench.plan_ours import OURS
 from bench.plan_peers import PEERS, Step
 from bench.wire_lab_rank import MARK, sent_by_cards
+from placet.cost.machine import Machine
 from placet.wire.interface import Wire
 
 SAME_LOSS = 1e-4
 """Relative; float32, and sums in other orders."""
+
+MACHINE_SECONDS = 2.0
+"""How long each rank measures its machine, for our plans' prices."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,6 @@ class Spec:
     Args:
         model: a key of `bench.plan_models.MODELS`.
         sides: keys of PEERS and OURS; one may be named twice, as a control.
-        bytes_per_s: of each host's link, for our plans' prices.
         num_rounds: steps wanted of each side.
         budget_seconds: fewer rounds where so many would take longer.
         num_warm_up: rounds before.
@@ -41,7 +45,6 @@ class Spec:
 
     model: str
     sides: tuple[str, ...]
-    bytes_per_s: float
     num_rounds: int
     budget_seconds: float
     num_warm_up: int = 2
@@ -62,10 +65,10 @@ class Found:
     plans: dict[str, str]
 
 
-def find(spec: Spec, wire: Wire) -> Found:
+def find(spec: Spec, wire: Wire, machine: Machine) -> Found:
     """Measure on this rank; all ranks do so at once."""
     plans: dict[str, str] = {}
-    steps = [_build(side, spec, wire, plans) for side in spec.sides]
+    steps = [_build(side, spec, (wire, machine), plans) for side in spec.sides]
     _check_losses(dict(enumerate(steps)), spec)
     began = time.perf_counter()
     for _ in range(spec.num_warm_up):
@@ -82,14 +85,16 @@ def find(spec: Spec, wire: Wire) -> Found:
     )
 
 
-def _build(side: str, spec: Spec, wire: Wire, plans: dict[str, str]) -> Step:
+def _build(
+    side: str, spec: Spec, on: tuple[Wire, Machine], plans: dict[str, str]
+) -> Step:
     """A side's step; all start with the same weights and batch."""
     example = MODELS[spec.model]
     torch.manual_seed(0)
     model, batch = example.model_fn(), example.batch_fn()
     if side in PEERS:
         return PEERS[side](example, model, batch)
-    made = OURS[side](example, model, batch, wire)
+    made = OURS[side](example, model, batch, *on)
     plans[side] = (
         f"{made.mesh}, {made.cost:.6g} {made.unit}, bound {made.bound:.6g}, "
         f"{made.seconds:.1f} s to plan"
@@ -130,9 +135,9 @@ def main(arguments: Sequence[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     specs = [Spec(**given) for given in json.loads(arguments[0])]
-    wire = open_lab_wire(lab_cluster(dist.get_world_size(), specs[0].bytes_per_s))
+    wire, _, machine = open_measured("plan_vs_experts", MACHINE_SECONDS)
     for spec in specs:
-        print(MARK + json.dumps(asdict(find(spec, wire))), flush=True)
+        print(MARK + json.dumps(asdict(find(spec, wire, machine))), flush=True)
     dist.barrier()
     wire.close()
     dist.destroy_process_group()
