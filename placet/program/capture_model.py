@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parameter import is_lazy
 
 from placet.errors import CaptureError, PlacetError
@@ -20,6 +19,7 @@ from placet.program.capture_constants import KnownValues
 from placet.program.capture_effects import Effects
 from placet.torch_private.aot import (
     DATA_DEPENDENT,
+    DISTRIBUTED,
     NotCaptured,
     add_hook,
     fake_mode,
@@ -30,12 +30,6 @@ from placet.torch_private.pytree import flatten, unflatten
 
 FOREIGN = "foreign_"
 """Begins the names of foreign tensors that are no attributes."""
-
-_DISTRIBUTED = (
-    nn.parallel.DistributedDataParallel,
-    nn.DataParallel,
-    FullyShardedDataParallel,
-)
 
 
 class ForeignTensors(Exception):
@@ -224,7 +218,7 @@ def check_traceable(model: nn.Module, leaves: Sequence[Any]) -> None:
                 f"{where} is compiled by torch.jit, which no graph can be captured "
                 "from: give the plain module"
             )
-        if isinstance(module, _DISTRIBUTED):
+        if isinstance(module, DISTRIBUTED):
             raise CaptureError(
                 f"{where} is a {type(module).__name__}, which divides the work itself: "
                 "give the plain module, which it has as .module"

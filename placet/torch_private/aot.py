@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
 )
@@ -46,6 +47,14 @@ DATA_DEPENDENT = (
     UnsupportedFakeTensorException,
 )
 """What tracing raises where values decide which operators run, or their sizes."""
+
+
+DISTRIBUTED = (
+    nn.parallel.DistributedDataParallel,
+    nn.DataParallel,
+    FullyShardedDataParallel,
+)
+"""Modules that divide the work of the module that they hold."""
 
 
 class NotCaptured(Exception):
