@@ -25,10 +25,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from placet.cost.machine import Machine
-from placet.cost.objective import Unit
+from placet.cost.objective import Seconds, Unit
 from placet.errors import PlanError
 from placet.placement.cluster import Cluster
 from placet.placement.mesh import Mesh
+from placet.planner.beside import best_beside
 from placet.planner.build import build_problem
 from placet.planner.classes import find_classes
 from placet.planner.fit import fitted, leanest
@@ -99,7 +100,8 @@ def plan(
         cluster: hosts and links; this machine, one rank a core or GPU, if left out.
         memory: what each rank may hold, as "8GiB" or bytes; no limit if left out.
         objective: what the plan has least of: "seconds", or "bytes", which needs no
-            machine.
+            machine. Of plans in seconds the one is taken that is shortest with boxings
+            beside computing.
         mesh: the only one to be tried; all factorisations of the ranks if left out.
         max_axes: of the meshes that are tried.
         pins: placements that are decided or forbidden.
@@ -110,7 +112,8 @@ def plan(
             returned, with its gap, and `is_complete` false.
         gap: the search ends when the plan is proven to cost at most so much more than
             the best one, as a part: 0.01; 0 searches the best. If left out, the best
-            for small models, and half a percent for others.
+            for small models, and half a percent for others. Costs are without overlap,
+            and if it is given, so is the choice.
         watch: is told what the planner does.
 
     Raises:
@@ -222,9 +225,13 @@ def search(step: PlannedFor, wanted: Wanted, tell: Watch = silent) -> Plan:
     if found.best is None or found.problem is None:
         raise _no_plan(graph, wanted, found, build)
     mesh, solution = found.solutions[found.best]
-    tell("counting memory")
     ends = began + wanted.time_limit_seconds
     given = graph, mesh, found.problem
+    prices = wanted.objective(mesh)
+    if isinstance(prices, Seconds) and wanted.gap is None:
+        tell("looking for what travels beside computing")
+        solution = best_beside(*given, solution, prices, ends=ends)
+    tell("counting memory")
     fit = fitted(*given, solution, wanted.storage, ends=ends, cluster=wanted.cluster)
     if wanted.memory_bytes is not None and fit.peak_bytes > wanted.memory_bytes:
         lean = leanest(*given, wanted.storage, cluster=wanted.cluster)
@@ -233,9 +240,7 @@ def search(step: PlannedFor, wanted: Wanted, tell: Watch = silent) -> Plan:
         if fit.peak_bytes > wanted.memory_bytes:
             raise _does_not_fit(graph, wanted, fit.peak_bytes)
     division, solution = fit.division, fit.solution
-    facts = facts_of(
-        graph, division, wanted.objective(mesh), wanted.storage, wanted.cluster
-    )
+    facts = facts_of(graph, division, prices, wanted.storage, wanted.cluster)
     reached = relative_gap(solution.cost, found.bound) <= (wanted.gap or 0.0)
     return Plan(
         division,
