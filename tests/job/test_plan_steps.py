@@ -12,7 +12,7 @@ from placet.job.plan_steps import Divides
 from placet.placement.mesh import Mesh
 from placet.planner.plan import Plan
 from placet.planner.planning import plan
-from placet.run.planned_training import start_planned
+from placet.run.planned_start import start_planned
 from placet.wire.interface import Wire
 from testing.ranks import run_threads
 
