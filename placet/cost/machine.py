@@ -15,11 +15,12 @@ import hashlib
 import json
 import math
 import platform
+from bisect import bisect
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-import numpy as np
 import torch
 
 from placet.cost.measure import FAR, Measured, device_name, measure
@@ -89,11 +90,20 @@ class Machine:
         """
         if not self.near or not num_bytes:
             return num_bytes / self.memory_bytes_per_s
+        sizes, rates = self._curve
+        at = math.log(num_bytes)
+        i = min(max(bisect(sizes, at), 1), len(sizes) - 1)
+        part = (at - sizes[i - 1]) / (sizes[i] - sizes[i - 1])
+        part = min(max(part, 0.0), 1.0)
+        return num_bytes / math.exp(rates[i - 1] * (1 - part) + rates[i] * part)
+
+    @cached_property
+    def _curve(self) -> tuple[list[float], list[float]]:
+        """Sizes and rates, as logarithms."""
         sizes = [math.log(size) for size, _ in self.near]
         rates = [math.log(rate) for _, rate in self.near]
-        sizes.append(sizes[-1] + math.log(FAR))
-        rates.append(math.log(self.memory_bytes_per_s))
-        return num_bytes / math.exp(np.interp(math.log(num_bytes), sizes, rates))
+        last = sizes[-1] + math.log(FAR)
+        return [*sizes, last], [*rates, math.log(self.memory_bytes_per_s)]
 
     def to_json(self) -> str:
         """Text that `from_json` reads."""
