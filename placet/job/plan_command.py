@@ -167,6 +167,9 @@ def _job_to_plan(made: object, recipe: Recipe) -> Job:
 
 
 def _show(found: Plan, step: PlannedFor, question: Question) -> None:
+    if question.out is not None:
+        with _refusing():
+            found.save(question.out)
     print(found, flush=True)
     if not found.is_complete:
         text = f"the search was stopped {STOPPED} (--time-limit-seconds)"
@@ -174,8 +177,6 @@ def _show(found: Plan, step: PlannedFor, question: Question) -> None:
     if question.explained is not None:
         print(f"\n{found.explain(step.graph, question.explained)}", flush=True)
     if question.out is not None:
-        with _refusing():
-            found.save(question.out)
         print(f"\nplan: {question.out}", flush=True)
 
 

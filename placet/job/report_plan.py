@@ -161,7 +161,7 @@ def _rows(node: _Node, styles: Mapping[str, str], depth: int) -> Iterator[Row]:
 def _modules(moves: Sequence[Sequence[Any]]) -> Iterator[tuple[str, str, float]]:
     sizes: dict[str, float] = {}
     for module, _, _, size in moves:
-        name = str(module) or "the loss and the batch"
+        name = str(module) or "(loss)"
         sizes[name] = sizes.get(name, 0.0) + as_number(size, 0)
     largest = sorted(sizes.items(), key=lambda pair: -pair[1])
     shown, rest = largest[:MAX_MODULES], largest[MAX_MODULES:]

@@ -112,7 +112,7 @@ def moves_of(graph: Graph, division: Division) -> Moves:
     sizes: dict[tuple[str, str], float] = {}
     names: dict[str, dict[str, None]] = {}
     for name, changed, price in _priced_boxings(graph, division):
-        module = modules.get(name) or "(batch)"
+        module = modules.get(name) or "(loss)"
         stem = ".".join("#" if part.isdigit() else part for part in module.split("."))
         names.setdefault(stem, {})[module] = None
         if price >= 1:

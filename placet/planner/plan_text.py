@@ -53,8 +53,9 @@ def gap_text(plan: PlanData) -> str:
     """How good a plan is, for people."""
     if plan.gap < 1e-7:
         return "0%: no plan is cheaper"
-    if plan.gap > 10:
-        return "not known: the bound says next to nothing"
+    if plan.gap > 1:
+        times = f"{plan.cost / plan.bound:.1f} x" if plan.bound else "far above"
+        return f"not known: the cost is {times} the bound"
     size = f"{plan.gap:.2%}" if plan.gap >= 5e-5 else "below 0.01%"
     return f"{size}: the best plan is cheaper by that at most"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import LBFGS, Muon, Optimizer
 from torch.optim.lr_scheduler import StepLR
 
@@ -17,6 +17,8 @@ from placet.job.checkpoint import Checkpoints
 from placet.job.events import Evaluated, Event, StepDone
 from placet.job.job import Job
 from placet.placement.mesh import Mesh
+from placet.placement.placement import S
+from placet.planner.pins import Pin
 from placet.planner.plan import Plan
 from placet.wire.interface import Wire
 from testing.ranks import run_ranks, run_threads
@@ -57,6 +59,7 @@ def test_masked_targets() -> None:
         assert_same_run(one, alone, tolerance=1e-9)
 
 
+@pytest.mark.prove
 @pytest.mark.procs
 def test_as_one_rank_in_processes() -> None:
     trial = Trial(Mlp, adam, steps=5)
@@ -169,14 +172,42 @@ def test_checkpoints_go_both_ways(first_planned: bool, tmp_path: Path) -> None:
     plain = trial_of(Mlp, adam)
     two = planned(plain, "a=2", SPLIT)
     first, then = (two, plain) if first_planned else (plain, two)
+    run = (run_ranks, run_threads) if first_planned else (run_threads, run_ranks)
     ranks = (2, 1) if first_planned else (1, 2)
-    run_ranks(ranks[0], resumed, first, str(tmp_path), False, 3)
-    found = run_ranks(ranks[1], resumed, then, str(tmp_path), True, 6)
+    run[0](ranks[0], resumed, first, str(tmp_path), False, 3)
+    found = run[1](ranks[1], resumed, then, str(tmp_path), True, 6)
     want = run_threads(1, resumed, plain, str(tmp_path / "other"), False, 6)[0]
     assert found[0] is not None
     for ours, theirs in zip(found[0], want, strict=True):
         for name in theirs:
             torch.testing.assert_close(ours[name], theirs[name], atol=1e-9, rtol=1e-9)
+
+
+def loaded(wire: Wire, trial: Trial, folder: str) -> dict[str, Tensor]:
+    """The whole parameters and buffers of a job that has loaded a checkpoint."""
+    job = make_job(wire, trial)
+    job.load(folder)
+    job.training.settle()
+    named = (*job.model.named_parameters(), *job.model.named_buffers())
+    return {name: tensor.detach().clone() for name, tensor in named}
+
+
+@pytest.mark.prove
+@pytest.mark.procs
+def test_a_checkpoint_goes_to_another_plan_and_to_none(tmp_path: Path) -> None:
+    plain = trial_of(Mlp, adam)
+    four = planned(plain, "a=2, b=2", SPLIT)
+    two = planned(plain, "a=2", Pin("down.*", home=S(0)))
+    homes = [t.options["plan"].division.homes for t in (four, two)]
+    assert homes[0]["down.weight"].placements != homes[1]["down.weight"].placements
+    saved = run_ranks(4, resumed, four, str(tmp_path), False, 3)[0]
+    assert saved is not None
+    want = {**saved[0], **saved[1]}
+    (alone,) = run_threads(1, loaded, plain, str(tmp_path))
+    for found in (*run_ranks(2, loaded, two, str(tmp_path)), alone):
+        assert found is not None
+        assert found.keys() == want.keys()
+        assert all(torch.equal(found[name], want[name]) for name in want)
 
 
 def seen_by_evaluation(wire: Wire, trial: Trial) -> list[tuple[int, float]]:
