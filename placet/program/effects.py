@@ -5,7 +5,8 @@
 
 A call is run on the meta device, so that views are those of the operators themselves
 and temporaries those of our own functions. Calls on tensors of the same form have the
-same effect: a deep model's layers are run once.
+same effect: a deep model's layers are run once. What kernels take for themselves is
+added where they are called -> placet.program.workspace.
 """
 
 import math
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from placet.placement.layout import Shape
+from placet.program.workspace import workspace_bytes
 from placet.torch_private.dispatch import storage_key
 from placet.torch_private.storages import LiveStorages
 
@@ -80,43 +82,35 @@ class Effect:
     Args:
         made: per output; None for what is no tensor.
         spare_bytes: the most that it held at once beyond its inputs, less `made`.
-        extra_bytes: what its kernels take, while all it makes is there.
+        full_spare_bytes: the same with what kernels take for themselves.
     """
 
     made: tuple[Made | None, ...]
     spare_bytes: int
-    extra_bytes: int = 0
+    full_spare_bytes: int
 
 
-Extra = Callable[[Sequence[Tensor], Sequence[Tensor]], int]
-"""(inputs, outputs) -> bytes that the call's kernels take besides."""
-
-
-def effect_of(
-    call: Callable[..., object], inputs: Sequence[Form], extra: Extra | None = None
-) -> Effect:
+def effect_of(call: Callable[..., object], inputs: Sequence[Form]) -> Effect:
     """Run a call without memory.
 
     Args:
         call: of the tensors; gives a tensor, or a sequence with tensors in it.
         inputs: the tensors' forms.
-        extra: what else it takes.
     """
-    with LiveStorages() as watch, torch.no_grad():
+    with LiveStorages(workspace_bytes) as watch, torch.no_grad():
         tensors = [
             torch.empty_strided(f.shape, f.stride, dtype=f.dtype, device=META)
             for f in inputs
         ]
         before = watch.live_bytes
         result = call(*tensors)
-        peak = watch.peak_bytes - before
+        peak, full_peak = watch.peak_bytes - before, watch.full_peak_bytes - before
         outputs = list(result) if isinstance(result, tuple | list) else [result]
         known = [storage_key(t.untyped_storage()) for t in tensors]
         made = tuple(_made(item, known) for item in outputs)
-        kept = sum(item.num_bytes for item in made if item is not None)
-        found = [item for item in outputs if isinstance(item, Tensor)]
-        more = 0 if extra is None else extra(tensors, found)
-    return Effect(made, max(0, peak - kept), more)
+    kept = sum(item.num_bytes for item in made if item is not None)
+    spare = max(0, peak - kept)
+    return Effect(made, spare, max(spare, full_peak - kept))
 
 
 def _made(item: object, known: list[int]) -> Made | None:

@@ -16,7 +16,6 @@ counts from the submission on, although some wires make it later.
 
 Order of the walk and what it lets go     -> placet.program.lifetimes
 What a call or boxing makes and takes     -> placet.program.local_effects
-What kernels take for themselves          -> placet.program.workspace
 What is added up                          -> placet.program.account
 On which ranks it differs                 -> placet.program.rank_classes
 """
@@ -245,8 +244,6 @@ class _Walk:
             _forms(inputs),
         )
         made = self._make(effect, inputs, ACTIVATIONS)
-        if self.with_workspaces:
-            self.account.pass_by(WORKSPACE, effect.extra_bytes)
         if draws:
             self._draw([held.form for held in made if held is not None])
         return made
@@ -266,7 +263,9 @@ class _Walk:
                 source = known[made.source]
                 assert source is not None
                 known.append(_Held(source.storage, made.form))
-        self.account.pass_by(WORKSPACE, effect.spare_bytes)
+        full = self.with_workspaces
+        spare = effect.full_spare_bytes if full else effect.spare_bytes
+        self.account.pass_by(WORKSPACE, spare)
         return known[len(inputs) :]
 
     def _draw(self, made: Sequence[Form]) -> None:

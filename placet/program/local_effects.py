@@ -31,7 +31,6 @@ from placet.program.signature import (
     Slot,
     layouts_of,
 )
-from placet.program.workspace import workspace_bytes
 from placet.torch_private.dispatch import OpOverload, argument_names
 
 CACHED = 1 << 14
@@ -92,10 +91,7 @@ def _effect_of_call(call: Call, inputs: tuple[Form, ...]) -> Effect:
     def run(*tensors: Tensor) -> object:
         return call.target(*_filled(call.args, tensors), **_options(call, tensors))
 
-    def workspace(given: Sequence[Tensor], made: Sequence[Tensor]) -> int:
-        return workspace_bytes(call.target, given, made)
-
-    return effect_of(run, inputs, workspace)
+    return effect_of(run, inputs)
 
 
 @lru_cache(maxsize=CACHED)

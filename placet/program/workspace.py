@@ -1,7 +1,7 @@
 """What torch's CPU kernels allocate for themselves while they run.
 
     convolution, float32        input or output, and weight, again in oneDNN's blocks
-    its backward, float32       gradient, input and weight once more
+    its backward, float32       gradient or input, input and weight once more
     both, otherwise             the columns: each output element's window of the input
     batch norm's backward       the input once more
     attention's backward        one of its inputs, and a block of scores
@@ -55,7 +55,7 @@ def _convolution_backward(inputs: Tensors, outputs: Tensors) -> int:
         return _columns_bytes(gradient, weight)
     if _is_product(x, weight, gradient):
         return 0
-    return gradient.nbytes + x.nbytes + weight.nbytes
+    return max(gradient.nbytes, x.nbytes) + x.nbytes + weight.nbytes
 
 
 def _is_product(x: Tensor, weight: Tensor, made: Tensor) -> bool:

@@ -13,6 +13,9 @@ from placet.torch_private.dispatch import TorchDispatchMode, storage_key
 __all__ = ["LiveStorages", "allocator_peak"]
 
 
+Within = Callable[[Any, Sequence[Tensor], Sequence[Tensor]], int]
+
+
 class LiveStorages(TorchDispatchMode):
     """While active, counts the storages of all tensors that operators meet.
 
@@ -20,13 +23,20 @@ class LiveStorages(TorchDispatchMode):
     What a kernel allocates within itself is not seen. Tensors on the meta device count
     as if they had memory.
 
+    Args:
+        within: says what a kernel allocates within itself: (operator, inputs, outputs).
+
     Attributes:
         live_bytes: of the storages that count now.
         place: where we are, for `peak_place`.
+        peak_bytes: the most of them at once.
+        full_peak_bytes: the most, with what `within` says.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, within: Within | None = None) -> None:
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
+        self.within = within
+        self.full_peak_bytes = 0
         self.place = ""
         self.live_bytes = 0
         self.peak_bytes = 0
@@ -41,11 +51,15 @@ class LiveStorages(TorchDispatchMode):
         args: Any = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        for tensor in _tensors((args, tuple((kwargs or {}).values()))):
+        given = list(_tensors((args, tuple((kwargs or {}).values()))))
+        for tensor in given:
             self.hold(tensor)
         made = func(*args, **(kwargs or {}))
         for tensor in _tensors(made):
             self.hold(tensor)
+        if self.within is not None:
+            more = self.within(func, given, list(_tensors(made)))
+            self.full_peak_bytes = max(self.full_peak_bytes, self.live_bytes + more)
         return made
 
     def hold(self, tensor: Tensor) -> None:
