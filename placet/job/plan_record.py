@@ -5,8 +5,8 @@ from typing import Any
 from torch import Tensor
 
 from placet.job.plan_job import plan_of
-from placet.placement.layout import Layout
 from placet.planner.plan import Plan
+from placet.planner.plan_text import layout_text
 from placet.run.planned_training import PlannedTraining
 from placet.run.training import Training
 
@@ -32,6 +32,9 @@ def _figures(plan: Plan) -> dict[str, Any]:
         "gap": plan.gap,
         "memory_bytes": plan.memory_bytes,
         "memory_limit_bytes": plan.memory_limit_bytes,
+        "overlapped_seconds": plan.overlapped and plan.overlapped.seconds,
+        "overlapped_gap": plan.overlapped and plan.overlapped.gap,
+        "matmul_ratio": plan.matmul_ratio,
         "is_complete": plan.is_complete,
         "solver": plan.solver,
         "seconds": sum(plan.search_seconds.values()),
@@ -50,9 +53,3 @@ def _homes(training: PlannedTraining) -> list[tuple[str, str, int, int]]:
             (name, layout_text(layout), size, part.numel() * part.element_size())
         )
     return rows
-
-
-def layout_text(layout: Layout) -> str:
-    """A layout's placements, by axis: "S(0) @data, B @model"."""
-    pairs = zip(layout.placements, layout.mesh.axes, strict=True)
-    return ", ".join(f"{placement!r} @{axis}" for placement, axis in pairs)

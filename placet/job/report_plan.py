@@ -176,7 +176,7 @@ def _figures(record: Mapping[str, Any], root: _Node) -> Iterator[Figure]:
     in_bytes = record.get("unit") == "bytes"
     show = bytes_ if in_bytes else seconds
     gap = as_number(record.get("gap"))
-    complete = "" if record.get("is_complete") else ", ended by its time limit"
+    complete = "" if record.get("is_complete") else ", stopped by its time limit"
     took = seconds(as_number(record.get("seconds")))
     yield Figure("mesh", str(record.get("mesh", "")), "")
     yield Figure(
@@ -189,6 +189,20 @@ def _figures(record: Mapping[str, Any], root: _Node) -> Iterator[Figure]:
         percent(gap),
         f"found by {record.get('solver', '')} in {took}{complete}",
     )
+    overlapped = as_number(record.get("overlapped_seconds"))
+    if overlapped == overlapped:
+        yield Figure(
+            "with boxings beside computing",
+            seconds(overlapped),
+            f"gap with overlap {percent(as_number(record.get('overlapped_gap')))}",
+        )
+    ratio = as_number(record.get("matmul_ratio"))
+    if ratio == ratio:
+        yield Figure(
+            "bytes of matrix products",
+            f"{ratio:.2f} x",
+            "the least of each product alone",
+        )
     limit = as_number(record.get("memory_limit_bytes"))
     whole = sum(first for first, _ in root.sizes.values())
     held = sum(second for _, second in root.sizes.values())

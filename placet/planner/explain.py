@@ -19,7 +19,7 @@ from placet.planner.plan_edit import (
     with_signature,
 )
 from placet.planner.plan_names import nearest
-from placet.planner.plan_text import cost_text
+from placet.planner.plan_text import cost_text, layout_text
 from placet.program.division import Division
 from placet.program.graph import Graph, Op
 from placet.program.rules.table import signatures
@@ -60,7 +60,7 @@ def explain(plan: PlanData, graph: Graph, name: str) -> str:
     if subject in states:
         shape = graph.tensors[states[subject].tensor].shape
         now: object = plan.division.homes[subject]
-        title = f"{subject}, {list(shape)}: stored as {now!r}"
+        title = f"{subject}, {list(shape)}: stored as {_text(now)}"
         found = _homes(plan, graph, subject, shape)
     else:
         op = next(op for op in graph.ops if op.name == subject)
@@ -128,4 +128,4 @@ def _signatures(
 def _text(choice: object) -> str:
     if isinstance(choice, tuple) and all(isinstance(s, Signature) for s in choice):
         return "; ".join(map(repr, choice))
-    return repr(choice)
+    return layout_text(choice) if isinstance(choice, Layout) else repr(choice)

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 
+from placet.placement.layout import Layout
 from placet.planner.plan_data import PlanData
 from placet.planner.plan_names import ranges
+from placet.planner.plan_text import cost_text, layout_text
+from placet.program.program import change
 
 MAX_LINES = 40
 
@@ -16,7 +19,10 @@ def diff(ours: PlanData, theirs: PlanData) -> str:
         if a != b:
             lines.append(f"{what}: {a} -> {b}")
     if abs(ours.cost - theirs.cost) > 1e-9 * max(abs(ours.cost), abs(theirs.cost)):
-        lines.append(f"cost: {ours.cost:.6g} -> {theirs.cost:.6g} {theirs.unit}")
+        before, after = (cost_text(plan.cost, plan.unit) for plan in (ours, theirs))
+        if before == after:
+            before, after = f"{ours.cost:.6g}", f"{theirs.cost:.6g} {theirs.unit}"
+        lines.append(f"cost: {before} -> {after}")
     for what in ("homes", "signatures", "boxings", "again"):
         a = getattr(ours.division, what)
         b = getattr(theirs.division, what)
@@ -46,6 +52,10 @@ def _changes(
 def _text(value: object) -> str:
     if value is None:
         return "none"
+    if isinstance(value, Layout):
+        return layout_text(value)
     if isinstance(value, tuple):
+        if len(value) == 2 and all(isinstance(item, Layout) for item in value):
+            return change(*value)
         return "; ".join(map(_text, value)) or "none"
     return repr(value)

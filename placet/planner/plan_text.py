@@ -113,7 +113,7 @@ def _homes(plan: PlanData) -> list[str]:
     rows = []
     for layout, names in by_layout.items():
         for pattern in ranges(names):
-            rows.append((pattern, _layout_text(layout)))
+            rows.append((pattern, layout_text(layout)))
     return _table("parameters and buffers", sorted(rows))
 
 
@@ -129,7 +129,8 @@ def _moves(plan: PlanData) -> list[str]:
     return _table("boxings, by bytes that a rank receives in a step", rows)
 
 
-def _layout_text(layout: Layout) -> str:
+def layout_text(layout: Layout) -> str:
+    """A layout's placements, by axis: "S(0) @data, B @model"."""
     pairs = zip(layout.placements, layout.mesh.axes, strict=True)
     return ", ".join(f"{p!r} @{axis}" for p, axis in pairs)
 

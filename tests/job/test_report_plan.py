@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from placet.job.plan_record import layout_text
 from placet.job.report import render
 from placet.job.report_plan import MAX_MODULES, read_plan
 from placet.placement.layout import Layout
 from placet.placement.mesh import Mesh
 from placet.placement.placement import B, S
+from placet.planner.plan_text import layout_text
 from testing.synthetic_run import write_run
 from tests.job.test_report import Page
 
@@ -33,6 +33,9 @@ def record(num_blocks: int = 3) -> dict[str, Any]:
         "memory_bytes": 4096.0,
         "memory_limit_bytes": None,
         "is_complete": False,
+        "overlapped_seconds": 0.25,
+        "overlapped_gap": 0.25,
+        "matmul_ratio": 1.5,
         "solver": "beam",
         "seconds": 2.0,
         "homes": homes,
@@ -93,7 +96,16 @@ def test_the_page_shows_the_plan(tmp_path: Path) -> None:
     html = render(folder).read_text()
     page = Page(html)
     text = " ".join(page.all("section"))
-    for said in ("Mesh('a=2, b=2')", "2 KiB", "no plan is below 1 KiB", "{0-2}"):
+    for said in (
+        "stopped by its time limit",
+        "250 ms",
+        "25%",
+        "1.50 x",
+        "Mesh('a=2, b=2')",
+        "2 KiB",
+        "no plan is below 1 KiB",
+        "{0-2}",
+    ):
         assert said in text
     assert "Where parameters and buffers are" in page.all("caption")
     assert html.count('class="module"') == 4

@@ -111,7 +111,10 @@ def test_no_edit_of_an_optimal_plan_is_cheaper(planned) -> None:
         assert edited.cost >= ours.cost * (1 - 1e-9)
         assert edited.division.homes["h.1.up.weight"].placements == tuple(home)
     changed = ours.with_home(graph, "h.1.up.weight", [S(1), S(0)])
-    assert "h.1.up.weight" in ours.diff(changed)
+    told = ours.diff(changed).splitlines()
+    assert any(line.startswith("cost: ") and "B -> " in line for line in told)
+    home = next(line for line in told if line.startswith("homes: h.1.up.weight: "))
+    assert home.endswith(" -> S(1) @a, S(0) @b")
 
 
 def test_boxings_by_way_of_other_placements_are_priced(planned) -> None:
