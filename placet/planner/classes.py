@@ -1,8 +1,9 @@
 """Nodes and tensors that are alike: the layers of a deep model share decisions.
 
-Two nodes are of one class if their labels agree but for the numbers in them
-("h.3.attn:mm" and "h.7.attn:mm"), they are the k-th of that label within their block,
-and their tables of choices are equal, entry by entry       -> find_classes
+Two nodes are of one class if their labels agree but for the numbers of their blocks
+("h.3.attn:mm" and "h.7.attn:mm"; of several numbers the last tells parts of a block
+apart), they are the k-th of that label within their block, and their tables of choices
+are equal, entry by entry                                   -> find_classes
 Sums of gradients belong to no module, so no number in their labels tells blocks apart:
 these are alike if their neighbours' labels are, but for numbers    -> _place
 Two tensors are of one class if their producers are, their domains price alike, and
@@ -136,7 +137,14 @@ def _place(problem: Problem, node: Node) -> Hashable:
 
 
 def _unnumbered(label: str) -> str:
-    return _NUMBER.sub("*", label)
+    """A label without the numbers of blocks.
+
+    >>> _unnumbered("h.3.attn:mm"), _unnumbered("blocks.3.body.7:aten.mm")
+    ('h.*.attn:mm', 'blocks.*.body.7:aten.mm')
+    """
+    module, colon, operator = label.partition(":")
+    count = len(_NUMBER.findall(module))
+    return _NUMBER.sub("*", module, max(count - 1, 1)) + colon + operator
 
 
 def _alike(a: Node, b: Node) -> bool:

@@ -25,7 +25,7 @@ import numpy as np
 from placet.boxing.routes import MAX_EXACT, Domain
 from placet.planner.linear import Builder, Numbers
 from placet.planner.problem import Floats
-from placet.planner.routing import Positions, needed_steps, path_steps
+from placet.planner.routing import Positions, near, needed_steps, path_steps
 
 MAX_COLUMNS = 40_000
 """Of one tensor; above this its sets of consumers are not told apart."""
@@ -45,60 +45,115 @@ class Ends(NamedTuple):
     values: Floats
 
 
+class Side(NamedTuple):
+    """Where a tree starts, or one consumer's end.
+
+    Args:
+        layouts: (entries,) in its domain, each once.
+        rows: (entries,) of the model, that say how much is there.
+    """
+
+    layouts: Positions
+    rows: Numbers
+
+
+class Tree(NamedTuple):
+    """A tree in a model.
+
+    Args:
+        domain: all its layouts, whichever the model knows.
+        weight: what each price is multiplied by.
+        made, reads: its ends.
+        columns: the first of its own, and the first after.
+    """
+
+    domain: Domain
+    weight: float
+    made: Side
+    reads: tuple[Side, ...]
+    columns: tuple[int, int]
+
+
 def add_tree(
     builder: Builder,
     domain: Domain,
     made: Ends,
     reads: Sequence[Ends],
     weight: float,
-) -> None:
+    *,
+    exact: bool = True,
+) -> Tree | None:
     """Adds what it costs to bring a tensor from where it is made to all its readers.
 
     Args:
         weight: what each price is multiplied by.
+        exact: false: the model may leave out layouts that are none of the ends; only
+            the tree's certificate knows them (`duals.py`).
+
+    Returns:
+        None where branches are not told apart, or there is nothing to pay.
     """
     if not reads:
-        return
+        return None
+    first = builder.num_columns
     if len(reads) == 1:
-        _single(builder, domain, made, reads[0], weight)
-        return
+        start, *ends = _single(builder, domain, made, reads[0], weight)
+        return Tree(domain, weight, start, tuple(ends), (first, builder.num_columns))
     sets = (1 << len(reads)) - 1
     num_steps = len(needed_steps(domain)[0])
-    if len(reads) <= MAX_EXACT and sets * num_steps <= MAX_COLUMNS:
-        _branching(builder, domain, made, reads, weight)
-    else:
+    if len(reads) > MAX_EXACT or sets * num_steps > MAX_COLUMNS:
         _covering(builder, domain, made, reads, weight)
+        return None
+    kept = np.arange(len(domain.layouts))
+    if not exact:
+        kept = np.unique(np.concatenate([made.layouts, *(x.layouts for x in reads)]))
+    sides = _branching(
+        builder,
+        domain if exact else near(domain, tuple(kept.tolist())),
+        _moved(made, kept),
+        [_moved(read, kept) for read in reads],
+        weight,
+    )
+    start, *ends = (Side(kept[side.layouts], side.rows) for side in sides)
+    return Tree(domain, weight, start, tuple(ends), (first, builder.num_columns))
+
+
+def _moved(ends: Ends, kept: Positions) -> Ends:
+    """Ends, numbered as in a domain of the kept layouts alone."""
+    return ends._replace(layouts=np.searchsorted(kept, ends.layouts))
 
 
 def _single(
     builder: Builder, domain: Domain, made: Ends, read: Ends, weight: float
-) -> None:
+) -> tuple[Side, ...]:
     """One consumer: pairs of ends or a flow, whichever is smaller."""
     sources, sinks = np.unique(made.layouts), np.unique(read.layouts)
     steps = path_steps(domain, sources, sinks)
     if len(sources) * len(sinks) <= len(steps[0]) + len(domain.layouts):
-        _pairs(builder, domain, made, read, weight)
-        return
+        return _pairs(builder, domain, made, read, weight)
     rows = builder.rows(len(domain.layouts), 0, 0)
     _flow(builder, domain, rows, steps, weight)
     builder.put(rows[made.layouts], made.columns, -made.values)
     builder.put(rows[read.layouts], read.columns, read.values)
+    return Side(sources, rows[sources]), Side(sinks, rows[sinks])
 
 
 def _pairs(
     builder: Builder, domain: Domain, made: Ends, read: Ends, weight: float
-) -> None:
+) -> tuple[Side, ...]:
     sources, at = np.unique(made.layouts, return_inverse=True)
     sinks, to = np.unique(read.layouts, return_inverse=True)
     prices = domain.prices[np.ix_(sources, sinks)]
     i, j = np.nonzero(np.isfinite(prices))
-    columns = builder.columns(prices[i, j] * weight)
+    columns = builder.columns(prices[i, j] * weight, most=np.inf)
     out = builder.rows(len(sources), 0, 0)
     into = builder.rows(len(sinks), 0, 0)
     builder.put(out[i], columns, 1.0)
-    builder.put(into[j], columns, 1.0)
+    builder.put(into[j], columns, -1.0)
     builder.put(out[at], made.columns, -made.values)
-    builder.put(into[to], read.columns, -read.values)
+    # As in a flow, what comes to an end counts against what is read there.
+    builder.put(into[to], read.columns, read.values)
+    return Side(sources, out), Side(sinks, into)
 
 
 def _flow(
@@ -110,7 +165,7 @@ def _flow(
 ) -> None:
     """Columns of a flow over steps: what leaves a layout less what comes to it."""
     src, dst = steps
-    columns = builder.columns(domain.steps[src, dst] * weight)
+    columns = builder.columns(domain.steps[src, dst] * weight, most=np.inf)
     builder.put(rows[src], columns, 1.0)
     builder.put(rows[dst], columns, -1.0)
 
@@ -121,7 +176,7 @@ def _branching(
     made: Ends,
     reads: Sequence[Ends],
     weight: float,
-) -> None:
+) -> tuple[Side, ...]:
     """A flow for each set of consumers."""
     size = len(domain.layouts)
     everywhere = np.arange(size)
@@ -135,13 +190,17 @@ def _branching(
         for half in range((s - 1) & s, 0, -1):
             if half & s != half or half < s ^ half:
                 continue
-            columns = builder.columns(np.zeros(size))
+            columns = builder.columns(np.zeros(size), most=np.inf)
             builder.put(rows[s], columns, 1.0)
             builder.put(rows[half], columns, -1.0)
             builder.put(rows[s ^ half], columns, -1.0)
     builder.put(rows[full][made.layouts], made.columns, -made.values)
+    sides = [(full, made)]
     for c, read in enumerate(reads):
         builder.put(rows[1 << c][read.layouts], read.columns, read.values)
+        sides.append((1 << c, read))
+    places = ((s, np.unique(end.layouts)) for s, end in sides)
+    return tuple(Side(at, rows[s][at]) for s, at in places)
 
 
 def _covering(

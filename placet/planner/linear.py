@@ -1,15 +1,15 @@
 """Linear programs, put together from arrays, and bounds that need no trust.
 
-    least c x  with  lower <= A x <= upper,  0 <= x <= 1
+    least c x  with  lower <= A x <= upper,  0 <= x <= most
 
 For any prices L on the rows (L >= 0 where only the lower side binds, <= 0 where only
-the upper does), no feasible x costs less than
+the upper does, -> Model.fair), no feasible x costs less than
 
-    sum_i min over b in [lower_i, upper_i] of L_i b + sum_j min(0, c_j - (A' L)_j)
+    sum_i min over b in [lower_i, upper_i] of L_i b + sum_j most_j min(0, d_j)
+    where d = c - A' L
 
-because every x_j lies between 0 and 1                          -> Model.certificate
-
-so the bound holds however inexact the solver that found L was.
+however inexact the solver that found L was. Columns that rows bound already have no
+`most`, so that an exact L says all: `duals.py` makes sure that none is negative.
 
 Source of the solver: Q. Huangfu and J. A. J. Hall, "Parallelizing the dual revised
 simplex method", Mathematical Programming Computation 10 (2018) (HiGHS, in SciPy).
@@ -38,14 +38,16 @@ class Solved:
     Args:
         values: of the columns; None if it found none.
         cost: of them.
-        bound: of every feasible point.
+        bound: of every feasible point, where the solver gives one.
         status: "optimal", "infeasible" or "time" (stopped early).
+        prices: (rows,) of the rows.
     """
 
     values: Floats | None
     cost: float
     bound: float
     status: str
+    prices: Floats | None = None
 
 
 class Builder:
@@ -55,16 +57,20 @@ class Builder:
         self.num_columns = 0
         self.num_rows = 0
         self._costs: list[Floats] = []
+        self._most: list[Floats] = []
         self._integer: list[npt.NDArray[np.bool_]] = []
         self._sides: list[tuple[Floats, Floats]] = []
         self._entries: list[tuple[Numbers, Numbers, Floats]] = []
 
-    def columns(self, costs: npt.ArrayLike, *, integer: bool = False) -> Numbers:
-        """New columns, between 0 and 1; returns their numbers."""
+    def columns(
+        self, costs: npt.ArrayLike, *, integer: bool = False, most: float = 1.0
+    ) -> Numbers:
+        """New columns, between 0 and `most`; returns their numbers."""
         values = np.atleast_1d(np.asarray(costs, dtype=float))
         start = self.num_columns
         self.num_columns += len(values)
         self._costs.append(values)
+        self._most.append(np.full(len(values), most))
         self._integer.append(np.full(len(values), integer))
         return np.arange(start, self.num_columns)
 
@@ -85,8 +91,9 @@ class Builder:
         r, c, v = (np.concatenate(part) for part in zip(*self._entries, strict=True))
         matrix = csr_array((v, (r, c)), shape=(self.num_rows, self.num_columns))
         lower, upper = (np.concatenate(x) for x in zip(*self._sides, strict=True))
-        costs = np.concatenate(self._costs)
-        return Model(costs, np.concatenate(self._integer), matrix, lower, upper)
+        costs, most = np.concatenate(self._costs), np.concatenate(self._most)
+        integer = np.concatenate(self._integer)
+        return Model(costs, most, integer, matrix, lower, upper)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,12 +102,14 @@ class Model:
 
     Args:
         costs: (columns,).
+        most: (columns,) the largest value.
         integer: (columns,) whether a column must be 0 or 1.
         matrix: (rows, columns).
         lower, upper: (rows,); equal for equations.
     """
 
     costs: Floats
+    most: Floats
     integer: npt.NDArray[np.bool_]
     matrix: csr_array
     lower: Floats
@@ -113,9 +122,9 @@ class Model:
         return SCALE / largest if largest > 0 else 1.0
 
     def relaxed(self, seconds: float, method: str = "highs") -> Solved:
-        """Solves without asking for whole numbers; the bound is a certificate."""
+        """Solves without asking for whole numbers; `prices` are what proves a bound."""
         if seconds <= 0:
-            return Solved(None, math.inf, self.certificate(None), "time")
+            return Solved(None, math.inf, -math.inf, "time")
         equal = self.lower == self.upper
         above, below = (
             ~equal & np.isfinite(self.lower),
@@ -127,36 +136,26 @@ class Model:
             b_ub=np.concatenate([self.upper[below], -self.lower[above]]),
             A_eq=self.matrix[equal],
             b_eq=self.lower[equal],
-            bounds=(0, 1),
+            bounds=np.stack([np.zeros_like(self.most), self.most], 1),
             method=method,
             options={"time_limit": seconds},
         )
         if found.status == 2:
             return Solved(None, math.inf, math.inf, "infeasible")
         if found.status != 0:
-            return Solved(None, math.inf, self.certificate(None), "time")
+            return Solved(None, math.inf, -math.inf, "time")
         prices = np.zeros(len(self.lower))
         prices[equal] = found.eqlin.marginals
         count = int(below.sum())
         prices[below] += found.ineqlin.marginals[:count]
         prices[above] -= found.ineqlin.marginals[count:]
-        bound = self.certificate(prices / self.scale)
-        return Solved(found.x, float(self.costs @ found.x), bound, "optimal")
+        cost = float(self.costs @ found.x)
+        return Solved(found.x, cost, -math.inf, "optimal", prices / self.scale)
 
-    def certificate(self, prices: Floats | None) -> float:
-        """A lower bound from any prices of the rows; see the module's formula.
-
-        Args:
-            prices: (rows,) in the unit of the costs; None for zeros.
-        """
-        if prices is None:
-            return float(np.minimum(self.costs, 0.0).sum())
+    def fair(self, prices: Floats) -> Floats:
+        """Prices of rows, without those of the wrong sign for a side that is open."""
         left = np.where(np.isfinite(self.lower), prices, np.minimum(prices, 0.0))
-        fair = np.where(np.isfinite(self.upper), left, np.maximum(left, 0.0))
-        side = np.where(fair > 0, self.lower, self.upper)
-        gained = float(fair[fair != 0] @ side[fair != 0])
-        reduced = self.costs - self.matrix.T @ fair
-        return gained + float(np.minimum(reduced, 0.0).sum())
+        return np.where(np.isfinite(self.upper), left, np.maximum(left, 0.0))
 
     def solved(self, seconds: float, gap: float) -> Solved:
         """Solves with whole numbers, until a relative gap."""
@@ -164,7 +163,7 @@ class Model:
         found = milp(
             self.costs * self.scale,
             integrality=self.integer.astype(int),
-            bounds=Bounds(0, 1),
+            bounds=Bounds(0, self.most),
             constraints=LinearConstraint(self.matrix, self.lower, self.upper),
             options={"time_limit": max(seconds, 0.01), "mip_rel_gap": gap},
         )

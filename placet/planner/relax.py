@@ -36,10 +36,14 @@ import numpy as np
 
 from placet.boxing.routes import Domain
 from placet.planner.classes import Ties
-from placet.planner.flows import Ends, add_tree
+from placet.planner.duals import Certificate, certify
+from placet.planner.flows import Ends, Tree, add_tree
 from placet.planner.joints import Joints
 from placet.planner.linear import Builder, Model, Numbers
 from placet.planner.problem import Floats, Problem
+
+TRACE = 1e-6
+"""What a solver leaves of a choice that it does not take."""
 
 
 class Relaxation(NamedTuple):
@@ -49,13 +53,25 @@ class Relaxation(NamedTuple):
         model: to be solved.
         choices: per node class, the choices that were kept.
         columns: per node class, their columns.
+        convex: per node class, the row in which they sum to 1.
         regathered: per tensor class its column, -1 where there is none.
+        trees: those whose branches are told apart.
     """
 
     model: Model
     choices: tuple[Numbers, ...]
     columns: tuple[Numbers, ...]
+    convex: Numbers
     regathered: tuple[int, ...]
+    trees: tuple[Tree, ...]
+
+    def relaxed(self, seconds: float, method: str = "highs") -> "Relaxed":
+        """Solves it, and certifies a bound of all plans, however it went."""
+        found = self.model.relaxed(seconds, method)
+        proof = certify(self.model, self.trees, self.columns, self.convex, found.prices)
+        if found.status == "infeasible":
+            proof = proof._replace(bound=np.inf)
+        return Relaxed(found.values, found.cost, proof, found.status)
 
     def taken(self, values: Floats) -> list[int]:
         """The choice of each node class that a solution takes most of."""
@@ -63,6 +79,22 @@ class Relaxation(NamedTuple):
             int(choices[int(values[columns].argmax())])
             for choices, columns in zip(self.choices, self.columns, strict=True)
         ]
+
+    def used(self, values: Floats) -> list[Numbers]:
+        """The choices of each node class that a solution takes at all."""
+        return [
+            choices[values[columns] > min(TRACE, float(values[columns].max()) / 2)]
+            for choices, columns in zip(self.choices, self.columns, strict=True)
+        ]
+
+
+class Relaxed(NamedTuple):
+    """A solved relaxation; fields as `linear.Solved`, with a certificate."""
+
+    values: Floats | None
+    cost: float
+    proof: Certificate
+    status: str
 
 
 def relax(
@@ -72,6 +104,7 @@ def relax(
     *,
     least_memory: bool = False,
     alike: bool = False,
+    exact: bool = False,
 ) -> Relaxation:
     """The relaxation of a problem.
 
@@ -79,8 +112,11 @@ def relax(
         choices: per node class, those worth keeping; None for all.
         least_memory: price memory and nothing else, without a limit.
         alike: members of a class must decide alike; its value bounds such plans only.
+        exact: trees may branch anywhere, so that the model's own value is a bound and
+            not only its certificate.
     """
-    return _Build(problem, ties, choices, least_memory).relaxation(alike=alike)
+    build = _Build(problem, ties, choices, least_memory, exact)
+    return build.relaxation(alike=alike)
 
 
 @dataclass(frozen=True)
@@ -98,10 +134,13 @@ class _Build:
         ties: Ties,
         choices: Sequence[Numbers] | None,
         least_memory: bool,
+        exact: bool,
     ) -> None:
         self.problem = problem
         self.ties = ties
+        self.exact = exact
         self.builder = Builder()
+        self.trees: list[Tree] = []
         self.least_memory = least_memory
         self.memory: _Memory | None = None
         if problem.memory_bytes is not None and not least_memory:
@@ -111,15 +150,17 @@ class _Build:
             choices or [np.arange(len(problem.nodes[g[0]].costs)) for g in ties.nodes]
         )
         self.columns: list[Numbers] = []
+        self.convex: list[Numbers] = []
 
     def relaxation(self, *, alike: bool) -> Relaxation:
         for group, kept in zip(self.ties.nodes, self.choices, strict=True):
             node = self.problem.nodes[group[0]]
             held = node.state_bytes[kept] * len(group)
             costs = held if self.least_memory else node.costs[kept] * len(group)
-            columns = self.builder.columns(costs, integer=True)
+            columns = self.builder.columns(costs, integer=True, most=np.inf)
             self.columns.append(columns)
-            self.builder.put(self.builder.rows(1, 1, 1), columns, 1.0)
+            self.convex.append(self.builder.rows(1, 1, 1))
+            self.builder.put(self.convex[-1], columns, 1.0)
             if self.memory is not None and held.any():
                 self.builder.put(self.memory.row, columns, held * self.memory.unit)
         joints = Joints(
@@ -134,7 +175,21 @@ class _Build:
             self._add_tensor(joints, t) for t in range(len(self.ties.tensors))
         )
         model = self.builder.build()
-        return Relaxation(model, self.choices, tuple(self.columns), again)
+        return Relaxation(
+            model,
+            self.choices,
+            tuple(self.columns),
+            np.concatenate(self.convex),
+            again,
+            tuple(self.trees),
+        )
+
+    def _tree(
+        self, domain: Domain, made: Ends, reads: Sequence[Ends], weight: float
+    ) -> None:
+        tree = add_tree(self.builder, domain, made, reads, weight, exact=self.exact)
+        if tree is not None:
+            self.trees.append(tree)
 
     def _add_tensor(self, joints: Joints, index: int) -> int:
         """Adds a tensor class; returns its column of gathering again."""
@@ -149,7 +204,7 @@ class _Build:
         is_late = [c in late for c in joints.consumers[index]]
         weight = 0.0 if self.least_memory else float(len(group))
         if not late or not (self.memory or self.least_memory):
-            add_tree(self.builder, first.domain, made, reads, weight)
+            self._tree(first.domain, made, reads, weight)
             return -1
         stored = any(
             not problem.nodes[problem.tensors[t].producer[0]].signatures for t in group
@@ -178,10 +233,10 @@ class _Build:
         whole = builder.rows(1, 0, 0)
         builder.put(whole, made_again.columns, 1.0)
         builder.put(whole, again, -1.0)
-        add_tree(builder, domain, made_kept, [kept for kept, _ in parts], weight)
+        self._tree(domain, made_kept, [kept for kept, _ in parts], weight)
         for phase in (False, True):
             ends = [x for (_, x), y in zip(parts, is_late, strict=True) if y == phase]
-            add_tree(builder, domain, made_again, ends, weight)
+            self._tree(domain, made_again, ends, weight)
         sizes = domain.local_bytes * count
         if not stored:
             self._hold(made_again.columns, sizes[made_again.layouts])

@@ -6,8 +6,11 @@ need the steps of one such path only                          -> path_steps
 For trees whose branches are not told apart all steps are needed but those that two
 cheaper ones, each of a positive price, replace               -> needed_steps
 (by induction over prices each removed step is still a path).
+Trees seldom branch where none of their ends is. A model that may not branch elsewhere
+is smaller, and its prices may be too high                    -> near
 """
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -56,6 +59,23 @@ def needed_steps(domain: Domain) -> Steps:
         np.minimum(best, positive[:, k, None] + positive[None, k], out=best)
     src, dst = np.nonzero(np.isfinite(steps) & (steps < best))
     return src, dst
+
+
+@lru_cache(maxsize=4096)
+def near(domain: Domain, kept: tuple[int, ...]) -> Domain:
+    """A domain of some of the layouts, whose steps are paths that pass no other."""
+    rows = np.ix_(kept, kept)
+    paths = Domain(
+        tuple(domain.layouts[i] for i in kept),
+        domain.prices[rows],
+        domain.prices[rows],
+        domain.local_bytes[list(kept)],
+    )
+    src, dst = needed_steps(paths)
+    steps = np.full_like(paths.steps, np.inf)
+    steps[src, dst] = paths.steps[src, dst]
+    np.fill_diagonal(steps, 0.0)
+    return replace(paths, steps=steps)
 
 
 @lru_cache(maxsize=4096)

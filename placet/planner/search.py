@@ -1,10 +1,13 @@
 """The search for the cheapest plan, and the proof of how good it is.
 
     1  leave out choices that others replace                       -> reduce.py
-    2  solve the linear relaxation, layers tied: the bound         -> relax.py
+    2  solve the linear relaxation, layers tied                    -> relax.py
+       its prices prove a bound                                    -> duals.py
     3  round it, descend over classes, then over single nodes      -> descent.py
-       and move whole trees of classes at once                     -> forests.py
-    4  if a gap is left: whole numbers, with ties, then without
+       and move whole trees of classes, or of nodes, at once       -> forests.py
+    4  if a gap is left: drop choices that no better plan uses     -> duals.py
+       and do 2 and 3 again without ties
+    5  if a gap is left: whole numbers, with ties, then without
 
 Whole numbers with ties restrict the problem, so that run gives plans and no bound. The
 run without ties gives both. Where no gap is asked for, problems that are not small are
@@ -13,17 +16,19 @@ done at GOOD_GAP: what the last thousandths cost in time is not worth it.
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from placet.planner.classes import Ties, ties_of, untied
 from placet.planner.descent import Descended, descend_within
+from placet.planner.duals import Certificate, worthwhile
 from placet.planner.forests import improve
-from placet.planner.linear import Solved
+from placet.planner.linear import Numbers
 from placet.planner.problem import Assignment, Floats, Problem, Solution, evaluate
 from placet.planner.reduce import needed_choices
-from placet.planner.relax import Relaxation, relax
+from placet.planner.relax import Relaxation, Relaxed, relax
 from placet.planner.table import Table
 
 SMALL = 8_000
@@ -97,17 +102,15 @@ class _Run:
         return self.deadline - time.monotonic()
 
     def search(self) -> Solution:
-        relaxation = relax(
-            self.problem, self.ties, needed_choices(self.problem, self.ties)
-        )
+        choices = needed_choices(self.problem, self.ties)
+        relaxation = relax(self.problem, self.ties, choices)
         size = len(relaxation.model.costs)
         self.is_small = size * len(self.problem.nodes) <= SMALL * len(self.ties.nodes)
-        seconds = self.left * LP_SHARE
-        method = "highs-ds" if size <= SMALL or seconds < 1 else "highs-ipm"
-        found = relaxation.model.relaxed(seconds, method)
+        if self.is_small:
+            relaxation = relax(self.problem, self.ties, choices, exact=True)
+        found = self._relaxed(relaxation)
         if found.status == "infeasible":
             return self._nothing_fits()
-        self.bound = max(self.bound, found.bound)
         if self.bound >= self.cutoff:
             self.notes.append(f"cut off: no plan costs less than {self.cutoff:.6g}")
             return self._solution()
@@ -116,11 +119,16 @@ class _Run:
             self.notes.append("the relaxation ran out of time")
             self._descend(self.ties, [0] * len(self.ties.nodes))
             return self._solution()
-        self._round(relaxation, found)
+        self._round(relaxation, found.values, self.ties)
+        if not (self._is_good() or self.ties.is_trivial):
+            self._single_out(relaxation, found.values)
+        kept = self._worthwhile(choices, self.ties, found.proof)
+        if not (self._is_good() or self.is_small or self.ties.is_trivial):
+            kept = self._untie(kept)
         for ties in self._orders():
-            if self._is_good() or size > LARGEST:
+            if self._is_good():
                 break
-            self._whole(ties)
+            self._whole(ties, [kept[group[0]] for group in ties.nodes])
         if self.best.assignment is None and self.is_complete:
             return self._nothing_fits()
         if not self._is_good():
@@ -142,11 +150,48 @@ class _Run:
         wanted = max(self.wanted_gap, 10 * EXACT_GAP)
         return self.best.cost - self.bound <= wanted * abs(self.bound) + 1e-12
 
-    def _round(self, relaxation: Relaxation, found: Solved) -> None:
-        assert found.values is not None
-        self._descend(self.ties, relaxation.taken(found.values))
+    def _relaxed(self, relaxation: Relaxation) -> Relaxed:
+        size, seconds = len(relaxation.model.costs), self.left * LP_SHARE
+        method = "highs-ds" if size <= SMALL or seconds < 1 else "highs-ipm"
+        found = relaxation.relaxed(seconds, method)
+        # Plans that cost as much as the best were perhaps left out.
+        self.bound = max(self.bound, min(found.proof.bound, self.best.cost))
+        return found
+
+    def _worthwhile(
+        self, choices: Sequence[Numbers], ties: Ties, proof: Certificate
+    ) -> list[Numbers]:
+        """Per node, the choices that a plan better than the best may use."""
+        if not math.isfinite(self.best.cost):
+            return [choices[v] for v in ties.node_class]
+        used = worthwhile(proof, [len(g) for g in ties.nodes], self.best.cost)
+        return [choices[v][used[v]] for v in ties.node_class]
+
+    def _single_out(self, relaxation: Relaxation, values: Floats) -> None:
+        """Looks for whole numbers among what the members of classes do on average."""
+        used = relaxation.used(values)
+        kept = [used[v] for v in self.ties.node_class]
+        if self.best.assignment is not None:
+            pairs = zip(kept, self.best.assignment.choices, strict=True)
+            kept = [np.union1d(choices, [mine]) for choices, mine in pairs]
+        self._whole(untied(self.problem), kept, proves=False)
+
+    def _untie(self, kept: list[Numbers]) -> list[Numbers]:
+        """A bound and plans in which every node decides alone; what is then left."""
+        free = untied(self.problem)
+        relaxation = relax(self.problem, free, kept)
+        if len(relaxation.model.costs) > LARGEST:
+            return kept
+        found = self._relaxed(relaxation)
+        if found.values is None or self._is_good():
+            return kept
+        self._round(relaxation, found.values, free)
+        return self._worthwhile(kept, free, found.proof)
+
+    def _round(self, relaxation: Relaxation, values: Floats, ties: Ties) -> None:
+        self._descend(ties, relaxation.taken(values))
         if not self._is_good():
-            self._descend(self.ties, [0] * len(self.ties.nodes))
+            self._descend(ties, [0] * len(ties.nodes))
 
     def _descend(self, ties: Ties, start: list[int]) -> None:
         """Descends over classes, then over single nodes."""
@@ -158,11 +203,8 @@ class _Run:
         if not self._is_good():
             end = self._moved(table, end)
         if not ties.is_trivial:
-            free = untied(self.problem)
-            single = [0] * len(self.problem.nodes)
-            for n, v in enumerate(ties.node_class):
-                single[n] = end.choices[v]
-            self._polish(free, single, end)
+            single = [end.choices[v] for v in ties.node_class]
+            self._polish(single, end)
 
     def _moved(self, table: Table, end: Descended) -> Descended:
         """Moves trees of classes at once; keeps what fits the memory."""
@@ -179,25 +221,39 @@ class _Run:
         fits = self._offer(table.assignment(found.choices, found.rate))
         return found if fits else end
 
-    def _polish(self, free: Ties, single: list[int], end: Descended) -> None:
-        table = Table(self.problem, free.nodes)
+    def _polish(self, single: list[int], end: Descended) -> None:
+        """Descends over single nodes, and moves trees of them."""
+        table = Table(self.problem, untied(self.problem).nodes)
         found = descend_within(table, single, rate=end.rate, deadline=self.deadline)
-        if found is not None:
-            self._offer(table.assignment(found.choices, found.rate))
+        if found is None:
+            return
+        self._offer(table.assignment(found.choices, found.rate))
+        if not self._is_good():
+            self._moved(table, found)
 
-    def _whole(self, ties: Ties) -> None:
-        """Searches whole numbers; without ties the bound is one of all plans."""
+    def _whole(
+        self, ties: Ties, choices: Sequence[Numbers], *, proves: bool = True
+    ) -> None:
+        """Searches whole numbers; without ties the bound is one of all plans.
+
+        Args:
+            proves: whether no better plan has other choices.
+        """
         if self.left <= 0:
             self.is_complete = False
             return
-        choices = needed_choices(self.problem, ties)
-        relaxation = relax(self.problem, ties, choices, alike=True)
+        free = ties.is_trivial and proves
+        relaxation = relax(self.problem, ties, choices, alike=True, exact=free)
         if len(relaxation.model.costs) > LARGEST:
             return
-        found = relaxation.model.solved(self.left, self.wanted_gap)
-        if ties.is_trivial and np.isfinite(found.bound):
-            self.bound = max(self.bound, found.bound)
-        if found.status == "time":
+        seconds = self.left if proves else self.left * (1 - LP_SHARE)
+        found = relaxation.model.solved(seconds, self.wanted_gap)
+        if found.status == "infeasible":  # nothing is better than the best
+            self.bound = max(self.bound, self.best.cost) if free else self.bound
+            return
+        if free and np.isfinite(found.bound):
+            self.bound = max(self.bound, min(found.bound, self.best.cost))
+        if found.status == "time" and proves:
             self.is_complete = False
         if found.values is not None:
             plan = self._read(relaxation, found.values, ties)
@@ -239,12 +295,12 @@ class _Run:
         """The memory of the leanest plan found, or a bound of it if time is short."""
         relaxation = relax(self.problem, self.ties, least_memory=True)
         exact = len(relaxation.model.costs) <= SMALL
-        model = relaxation.model
         seconds = max(self.left, 10.0)
-        found = model.solved(seconds, EXACT_GAP) if exact else model.relaxed(seconds)
-        if found.values is None:
-            return found.bound
-        return found.cost
+        if exact:
+            whole = relaxation.model.solved(seconds, EXACT_GAP)
+            return whole.bound if whole.values is None else whole.cost
+        found = relaxation.relaxed(seconds)
+        return found.proof.bound if found.values is None else found.cost
 
     def _solution(self) -> Solution:
         cost = self.best.cost

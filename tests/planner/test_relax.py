@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from placet.planner.classes import Ties, find_classes, ties_of, untied
+from placet.planner.duals import certify, worthwhile
+from placet.planner.exhaustive import solve_exhaustively
 from placet.planner.flows import Ends, add_tree
 from placet.planner.linear import Builder
-from placet.planner.problem import Problem
+from placet.planner.problem import Floats, Problem
 from placet.planner.reduce import needed_choices
 from placet.planner.relax import relax
 from placet.planner.routing import needed_steps, path_steps
@@ -17,7 +19,10 @@ from testing.problems import random_domain, random_problem, repeated_problem
 
 def _bound(problem: Problem, ties: Ties, *, reduced: bool = False) -> float:
     choices = needed_choices(problem, ties) if reduced else None
-    return relax(problem, ties, choices).model.relaxed(30, "highs-ds").bound
+    found = relax(problem, ties, choices, exact=True).relaxed(30, "highs-ds")
+    if found.values is not None:
+        assert found.proof.bound == pytest.approx(found.cost, abs=1e-6)
+    return found.proof.bound
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -61,7 +66,7 @@ def test_a_tree_of_fixed_ends_is_priced_as_the_domain_does(num_reads: int) -> No
         builder.put(builder.rows(1, 1, 1), one, 1.0)
         ends = [Ends(np.array([x]), one, np.ones(1)) for x in (made, *read)]
         add_tree(builder, domain, ends[0], ends[1:], 1.0)
-        found = builder.build().relaxed(30).bound
+        found = builder.build().relaxed(30).cost
         price = domain.tree_price(made, tuple(read))
         assert found <= price + 1e-7
         if num_reads <= 4:
@@ -86,12 +91,44 @@ def test_steps_that_are_kept_price_all_paths_alike(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
+def test_a_model_that_may_branch_at_ends_only_proves_no_more(seed: int) -> None:
+    problem = random_problem(np.random.default_rng(seed), num_nodes=6, max_layouts=12)
+    ties = untied(problem)
+    near = relax(problem, ties).relaxed(30, "highs-ds")
+    assert near.proof.bound <= _bound(problem, ties) + 1e-7 <= near.cost + 2e-7
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("limited", [False, True])
+def test_choices_of_better_plans_are_worthwhile(seed: int, limited: bool) -> None:
+    rng = np.random.default_rng(seed)
+    block = random_problem(rng, num_nodes=3)
+    problem = find_classes(repeated_problem(rng, block, 3))
+    if limited:
+        problem = replace(problem, memory_bytes=float(rng.integers(10, 60)))
+    best = solve_exhaustively(problem)
+    if best.assignment is None:
+        return
+    ties = ties_of(problem)
+    proof = relax(problem, ties).relaxed(30, "highs-ds").proof
+    assert proof.bound <= best.cost + 1e-7
+    used = worthwhile(proof, [len(g) for g in ties.nodes], best.cost)
+    for node, choice in enumerate(best.assignment.choices):
+        assert used[ties.node_class[node]][choice]
+
+
+@pytest.mark.parametrize("seed", range(20))
 def test_any_prices_of_rows_give_a_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
     problem = replace(random_problem(rng), memory_bytes=30.0)
-    model = relax(problem, untied(problem)).model
-    best = model.relaxed(30)
-    assert model.certificate(rng.normal(0, 5, len(model.lower))) <= best.bound + 1e-7
-    assert model.certificate(None) <= best.bound + 1e-7
+    found = relax(problem, untied(problem), exact=True)
+    best = found.relaxed(30)
+
+    def bound(prices: Floats | None) -> float:
+        proof = certify(found.model, found.trees, found.columns, found.convex, prices)
+        return proof.bound
+
+    assert bound(rng.normal(0, 5, len(found.model.lower))) <= best.proof.bound + 1e-7
+    assert bound(None) <= best.proof.bound + 1e-7
     if best.status == "optimal":
-        assert best.bound == pytest.approx(best.cost, abs=1e-6)
+        assert best.proof.bound == pytest.approx(best.cost, abs=1e-6)
