@@ -45,6 +45,7 @@ class Compared:
 
     Args:
         model, name: of the plan.
+        is_drawn: at random.
         predicted: seconds.
         seconds: of each step.
         sent_bytes: by the busiest card in a step.
@@ -53,6 +54,7 @@ class Compared:
 
     model: str
     name: str
+    is_drawn: bool
     predicted: float
     seconds: tuple[float, ...]
     sent_bytes: float
@@ -84,8 +86,8 @@ def collect(options: Options) -> Outcome:
         specs=tuple(
             Spec(
                 model,
-                num_drawn=4 if options.quick else 9,
-                num_steps=3 if options.quick else 9,
+                num_drawn=4 if options.quick else 12,
+                num_steps=3 if options.quick else 7,
                 seed=17 * number,
                 plans=not options.quick,
             )
@@ -132,6 +134,7 @@ def compared(model: str, ranks: Sequence[Found]) -> list[Compared]:
         return Compared(
             model,
             ran[0].name,
+            ran[0].is_drawn,
             ran[0].predicted,
             tuple(map(max, zip(*(one.seconds for one in ran), strict=True))),
             max(statistics.median(one.sent_bytes) for one in ran),
@@ -179,11 +182,14 @@ def _notes(found: Sequence[Sequence[Compared]], first: Found) -> list[str]:
         f"{name} {latency * 1e6:.0f} us, {rate / 1e6:.1f} MB/s"
         for name, latency, rate in first.links
     )
+    drawn = [one for one in plans if one.is_drawn]
+    most = sum(one.share >= LEAST_SHARE for one in plans)
+    most_drawn = sum(one.share >= LEAST_SHARE for one in drawn)
     notes = [
         f"links as measured: {links}; machine: {first.machine}",
-        f"links' share of a step: median {statistics.median(shares):.0%}, least "
-        f"{shares[0]:.0%}; at least {LEAST_SHARE:.0%} in "
-        f"{sum(share >= LEAST_SHARE for share in shares)} of {len(plans)} plans",
+        f"{len(plans)} plans, {len(drawn)} of them drawn at random; links' share of a "
+        f"step: median {statistics.median(shares):.0%}, least {shares[0]:.0%}, at "
+        f"least {LEAST_SHARE:.0%} in {most} plans, {most_drawn} of those drawn",
     ]
     for one in plans:
         notes.append(

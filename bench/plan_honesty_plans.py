@@ -69,10 +69,11 @@ DATA: Guide = {"batch": S(0)}
 
 @dataclass(frozen=True)
 class Named:
-    """A division, and what people call it."""
+    """A division, what people call it, and whether it is drawn at random."""
 
     name: str
     division: Division
+    is_drawn: bool = False
 
 
 def experts(model: str, graph: Graph) -> list[Named]:
@@ -131,7 +132,8 @@ def drawn(
         base = good[(i + seed) % len(good)]
         if share < 1:
             made = redrawn(graph, base.division, share, seed + i)
-            yield Named(f"{base.name}, {share:.0%} redrawn", made)
+            yield Named(f"{base.name}, {share:.0%} redrawn", made, True)
         else:
             mesh = Mesh("a=4") if i % 2 else Mesh("a=2, b=2")
-            yield Named(f"random on {mesh!r}", random_division(graph, mesh, seed + i))
+            made = random_division(graph, mesh, seed + i)
+            yield Named(f"random on {mesh!r}", made, True)

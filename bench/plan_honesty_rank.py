@@ -81,6 +81,7 @@ class Ran:
 
     Args:
         name: of the plan.
+        is_drawn: at random.
         predicted: seconds of a step.
         seconds: of each step.
         computing: seconds of each step in which this rank's segments ran.
@@ -88,6 +89,7 @@ class Ran:
     """
 
     name: str
+    is_drawn: bool
     predicted: float
     seconds: tuple[float, ...]
     computing: tuple[float, ...]
@@ -179,7 +181,12 @@ def find(spec: Spec, wire: Wire, cluster: Cluster, machine: Machine) -> Found:
         links=tuple((x.name, x.latency_s, x.link_bytes_per_s) for x in cluster.links),
         machine=_text(machine),
         ran=tuple(
-            Ran(made.named.name, made.predicted, *zip(*timed, strict=True))
+            Ran(
+                made.named.name,
+                made.named.is_drawn,
+                made.predicted,
+                *zip(*timed, strict=True),
+            )
             for made, timed in zip(box[0], zip(*rounds, strict=True), strict=True)
         ),
     )

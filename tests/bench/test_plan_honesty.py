@@ -14,7 +14,7 @@ from testing.planned import is_legal
 
 
 def plan(predicted: float, *seconds: float) -> Compared:
-    return Compared("MLP", "x", predicted, seconds, 2e7, 0.01)
+    return Compared("MLP", "x", True, predicted, seconds, 2e7, 0.01)
 
 
 def test_plans_in_the_right_order_and_near_their_times_meet_both_targets():
@@ -33,7 +33,7 @@ def test_one_order_is_not_enough_and_near_is_not_enough():
 
 def test_a_step_takes_as_long_as_the_slowest_rank_and_the_median_step():
     def rank(*seconds: float) -> Found:
-        ran = Ran("x", 1.0, seconds, (0.1, 0.2, 0.3), (5, 6, 7))
+        ran = Ran("x", False, 1.0, seconds, (0.1, 0.2, 0.3), (5, 6, 7))
         return Found((("network", 1e-4, 2.5e7),), "a machine", (ran,))
 
     (found,) = compared("MLP", [rank(1.0, 2.0, 9.0), rank(3.0, 1.0, 1.0)])
@@ -56,6 +56,7 @@ def test_drawn_plans_are_plans_of_the_model_and_differ():
     good = experts("MLP", graph)
     named = [*good, *drawn(graph, good, 12, seed=3)]
     assert len({one.name for one in named[:11]}) == 11
+    assert sum(one.is_drawn for one in named) == 12
     received = set()
     for one in named:
         for op in graph.ops:
