@@ -32,7 +32,7 @@ from placet.placement.mesh import Mesh
 from placet.planner.beside import best_beside
 from placet.planner.build import build_problem
 from placet.planner.classes import find_classes
-from placet.planner.fit import fitted, leanest
+from placet.planner.fit import Fitted, fitted, leanest
 from placet.planner.meshes import Meshes, search_meshes
 from placet.planner.pins import Pin
 from placet.planner.plan import Plan
@@ -47,6 +47,9 @@ from placet.program.normalise.normalise import normalise
 from placet.program.program import bytes_text
 from placet.program.rules.table import rule_of
 from placet.program.signature import operator_of, target_name
+
+MARGIN = 1.01
+"""Over the least memory found, where it is named: searches end by the clock."""
 
 Watch = Callable[[str], None]
 """Is told what the planner does now."""
@@ -223,30 +226,36 @@ def search(step: PlannedFor, wanted: Wanted, tell: Watch = silent) -> Plan:
     )
     searched = time.monotonic() - began - build.seconds
     if found.best is None or found.problem is None:
-        raise _no_plan(graph, wanted, found, build)
-    mesh, solution = found.solutions[found.best]
-    ends = began + wanted.time_limit_seconds
-    given = graph, mesh, found.problem
-    prices = wanted.objective(mesh)
-    if isinstance(prices, Seconds) and wanted.gap is None:
-        tell("looking for what travels beside computing")
-        solution = best_beside(*given, solution, prices, ends=ends)
-    tell("counting memory")
-    fit = fitted(*given, solution, wanted.storage, ends=ends, cluster=wanted.cluster)
-    if wanted.memory_bytes is not None and fit.peak_bytes > wanted.memory_bytes:
-        lean = leanest(*given, wanted.storage, cluster=wanted.cluster)
-        if lean is not None and lean.peak_bytes < fit.peak_bytes:
-            fit = lean
-        if fit.peak_bytes > wanted.memory_bytes:
-            raise _does_not_fit(graph, wanted, fit.peak_bytes)
+        mesh, fit = _rescued(graph, wanted, found, build)
+        bound = 0.0  # the row that nothing fits in may count more than a step holds
+        prices = wanted.objective(mesh)
+    else:
+        bound = found.bound
+        mesh, solution = found.solutions[found.best]
+        ends = began + wanted.time_limit_seconds
+        given = graph, mesh, found.problem
+        prices = wanted.objective(mesh)
+        if isinstance(prices, Seconds) and wanted.gap is None:
+            tell("looking for what travels beside computing")
+            solution = best_beside(*given, solution, prices, ends=ends)
+        tell("counting memory")
+        fit = fitted(
+            *given, solution, wanted.storage, ends=ends, cluster=wanted.cluster
+        )
+        if wanted.memory_bytes is not None and fit.peak_bytes > wanted.memory_bytes:
+            lean = leanest(*given, wanted.storage, cluster=wanted.cluster)
+            if lean is not None and lean.peak_bytes < fit.peak_bytes:
+                fit = lean
+            if fit.peak_bytes > wanted.memory_bytes:
+                raise _does_not_fit(graph, wanted, fit.peak_bytes)
     division, solution = fit.division, fit.solution
     facts = facts_of(graph, division, prices, wanted.storage, wanted.cluster)
-    reached = relative_gap(solution.cost, found.bound) <= (wanted.gap or 0.0)
+    reached = relative_gap(solution.cost, bound) <= (wanted.gap or 0.0)
     return Plan(
         division,
         wanted.unit,
         solution.cost,
-        found.bound,
+        bound,
         found.is_complete or reached,
         solution.solver,
         {"capture": step.seconds, "build": build.seconds, "solve": searched},
@@ -260,9 +269,7 @@ def search(step: PlannedFor, wanted: Wanted, tell: Watch = silent) -> Plan:
         wanted.precision,
         cluster=wanted.cluster,
         machine=wanted.machine,
-        overlapped=_overlapped(
-            facts.overlapped_seconds, found.bound, build.least_compute
-        ),
+        overlapped=_overlapped(facts.overlapped_seconds, bound, build.least_compute),
         matmul_ratio=facts.matmul_ratio,
         memory_at=facts.memory_at,
         memory_use=facts.memory_use,
@@ -300,42 +307,42 @@ def replicated_notes(graph: Graph) -> tuple[str, ...]:
     )
 
 
-def _no_plan(
+def _rescued(
     graph: Graph, wanted: Wanted, found: Meshes, build: Callable[[Mesh], Problem]
-) -> PlanError:
-    """Why a search has found nothing."""
+) -> tuple[Mesh, Fitted]:
+    """The plan that needs least, where the solver has found none that fits.
+
+    Raises:
+        PlanError: it does not fit either.
+    """
     if wanted.memory_bytes is not None:
-        least = _leanest(graph, wanted, found, build)
-        if least is not None:
-            return _does_not_fit(graph, wanted, least)
+        needs = [(s.least_memory_bytes, mesh) for mesh, s in found.solutions]
+        known = [(need, mesh) for need, mesh in needs if need is not None]
+        if known:
+            _, mesh = min(known, key=lambda pair: pair[0])
+            problem = build(mesh)
+            lean = leanest(graph, mesh, problem, wanted.storage, cluster=wanted.cluster)
+            if lean is not None and lean.peak_bytes <= wanted.memory_bytes:
+                return mesh, lean
+            if lean is not None:
+                raise _does_not_fit(graph, wanted, lean.peak_bytes)
     if not found.is_complete:
-        return PlanError(
+        raise PlanError(
             f"no plan was found in {wanted.time_limit_seconds:g} s: give the search "
             "more time (time_limit_seconds), or one mesh"
         )
     if wanted.memory_bytes is not None:
-        return _does_not_fit(graph, wanted, None)
-    return PlanError(
+        raise _does_not_fit(graph, wanted, None)
+    raise PlanError(
         f"no plan goes with all of the {len(wanted.pins)} pins: leave some out"
     )
 
 
-def _leanest(
-    graph: Graph, wanted: Wanted, found: Meshes, build: Callable[[Mesh], Problem]
-) -> float | None:
-    """The peak of the plan that needs least, where no plan fits; None if unknown."""
-    needs = [(s.least_memory_bytes, mesh) for mesh, s in found.solutions]
-    known = [(need, mesh) for need, mesh in needs if need is not None]
-    if not known:
-        return None
-    _, mesh = min(known, key=lambda pair: pair[0])
-    lean = leanest(graph, mesh, build(mesh), wanted.storage, cluster=wanted.cluster)
-    return None if lean is None else lean.peak_bytes
-
-
 def _does_not_fit(graph: Graph, wanted: Wanted, least_bytes: float | None) -> PlanError:
     """What would do, and what takes it."""
-    least = "" if least_bytes is None else f", {enough_text(least_bytes)} would do"
+    least = (
+        "" if least_bytes is None else f", {enough_text(MARGIN * least_bytes)} would do"
+    )
     kept = 1 + wanted.storage.gradient + wanted.storage.optimizer
     trained = sum(
         graph.tensors[s.tensor].num_bytes * (kept if s.new and s.is_parameter else 1)

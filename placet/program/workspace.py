@@ -23,7 +23,7 @@ aten = torch.ops.aten
 Tensors: TypeAlias = Sequence[Tensor]
 Workspace: TypeAlias = Callable[[Tensors, Tensors], int]
 
-BIAS_BYTES = 8 << 10
+BIAS_BYTES = 32 << 10
 """Small things of a convolution."""
 BLOCK_BYTES = 64 << 10
 """Blocks of scores that attention computes at a time."""
