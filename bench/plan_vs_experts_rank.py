@@ -3,7 +3,8 @@
 python -m bench.plan_vs_experts_rank SPEC        # as torchrun's worker; SPEC is JSON
 
 Every side starts with the same weights and batch, so the first step's loss, a mean over
-the ranks, must be one number; a side that computes another thing ends the run.
+the ranks, must be one number; a side that computes another thing ends the run. Sides
+that are far from the fastest are stepped in the first rounds only: theirs are minutes.
 """
 
 import json
@@ -27,6 +28,9 @@ from placet.wire.interface import Wire
 SAME_LOSS = 1e-4
 """Relative; float32, and sums in other orders."""
 
+FAR, NUM_FAR_ROUNDS = 2.5, 3
+"""Who takes so many times the fastest's step cannot be the best."""
+
 MACHINE_SECONDS = 2.0
 """How long each rank measures its machine, for our plans' prices."""
 
@@ -38,21 +42,19 @@ class Spec:
     Args:
         model: a key of `bench.plan_models.MODELS`.
         sides: keys of PEERS and OURS; one may be named twice, as a control.
-        num_rounds: steps wanted of each side.
+        num_rounds: steps wanted of each side that is not far.
         budget_seconds: fewer rounds where so many would take longer.
-        num_warm_up: rounds before.
     """
 
     model: str
     sides: tuple[str, ...]
     num_rounds: int
     budget_seconds: float
-    num_warm_up: int = 2
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a rank found: by side a list with an entry a step.
+    """What a rank found: by side a list with an entry a round; fewer of far sides.
 
     Args:
         seconds: of a step.
@@ -68,21 +70,30 @@ class Found:
 def find(spec: Spec, wire: Wire, machine: Machine) -> Found:
     """Measure on this rank; all ranks do so at once."""
     plans: dict[str, str] = {}
-    steps = [_build(side, spec, (wire, machine), plans) for side in spec.sides]
-    _check_losses(dict(enumerate(steps)), spec)
-    began = time.perf_counter()
-    for _ in range(spec.num_warm_up):
-        _round(steps, 0)
-    seconds = (time.perf_counter() - began) / spec.num_warm_up
-    numbers = [affordable(spec.num_rounds, seconds, spec.budget_seconds)]
-    dist.broadcast_object_list(numbers, src=0)
-    rounds = [_round(steps, index) for index in range(numbers[0])]
-    by_side = [list(zip(*side, strict=True)) for side in zip(*rounds, strict=True)]
-    return Found(
-        seconds=[list(side[0]) for side in by_side],
-        sent_bytes=[list(side[1]) for side in by_side],
-        plans=plans,
-    )
+    built = {
+        s: _build(s, spec, (wire, machine), plans) for s in dict.fromkeys(spec.sides)
+    }
+    _check_losses(built, spec)
+    steps = [built[side] for side in spec.sides]
+    warm = _slowest([seconds for seconds, _ in _round(steps, 0).values()])
+    near = [i for i, seconds in enumerate(warm) if seconds <= FAR * min(warm)]
+    round_seconds = sum(warm[i] for i in near)
+    num_rounds = affordable(spec.num_rounds, round_seconds, spec.budget_seconds)
+    seconds: list[list[float]] = [[] for _ in steps]
+    sent: list[list[int]] = [[] for _ in steps]
+    for index in range(num_rounds):
+        places = range(len(steps)) if index < NUM_FAR_ROUNDS else near
+        for place, found in _round(steps, index, places).items():
+            seconds[place].append(found[0])
+            sent[place].append(found[1])
+    return Found(seconds, sent, plans)
+
+
+def _slowest(seconds: Sequence[float]) -> list[float]:
+    """Of each side the slowest rank's, the same on all ranks."""
+    found = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return list(map(float, found))
 
 
 def _build(
@@ -102,30 +113,33 @@ def _build(
     return made.step
 
 
-def _round(steps: Sequence[Step], index: int) -> list[tuple[float, int]]:
-    """Seconds and bytes of one step of each side, from another side on each time."""
-    found = [(0.0, 0)] * len(steps)
-    for turn in range(len(steps)):
-        place = (turn + index) % len(steps)
+def _round(
+    steps: Sequence[Step], index: int, places: Sequence[int] | None = None
+) -> dict[int, tuple[float, int]]:
+    """Seconds and bytes of one step of some sides, from another side on each time."""
+    turns = sorted(range(len(steps)) if places is None else places)
+    first = index % len(turns)
+    found = {}
+    for place in (*turns[first:], *turns[:first]):
         dist.barrier()
         before, start = sum(sent_by_cards().values()), time.perf_counter()
         steps[place]()
         seconds = time.perf_counter() - start
         dist.barrier()  # the last bytes may still queue where a rank is done
         found[place] = seconds, sum(sent_by_cards().values()) - before
-    return found
+    return dict(sorted(found.items()))
 
 
-def _check_losses(steps: Mapping[int, Step], spec: Spec) -> None:
+def _check_losses(steps: Mapping[str, Step], spec: Spec) -> None:
     """All sides compute the same first step, and the same second one."""
     for _ in range(2):
-        losses = torch.tensor([steps[place]() for place in sorted(steps)])
+        losses = torch.tensor([step() for step in steps.values()])
         dist.all_reduce(losses)
         losses /= dist.get_world_size()
         if float((losses - losses[0]).abs().max() / losses[0].abs()) > SAME_LOSS:
             named = ", ".join(
                 f"{side} {loss:.6g}"
-                for side, loss in zip(spec.sides, losses.tolist(), strict=True)
+                for side, loss in zip(steps, losses.tolist(), strict=True)
             )
             raise AssertionError(f"{spec.model}: sides lose differently: {named}")
 
