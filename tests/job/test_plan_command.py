@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from placet.job.plan_command import BAD_INPUT, Question, run
+from placet.job.train import train
 from placet.placement.mesh import Mesh
 from placet.planner.plan import Plan
 from placet.planner.planning import plan
@@ -102,6 +103,11 @@ def test_the_plan_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -
     told = capsys.readouterr()
     assert "<- the plan" in told.out
     assert told.err == ""
+    assert train(f"{FILE}:toy", 3, (), None, None, plan=str(path)) == BAD_INPUT
+    assert "2 workers, not 3: start it with -n 2" in capsys.readouterr().err
+    assert train(f"{FILE}:toy", 2, (), None, None, plan="atuo") == BAD_INPUT
+    assert "--plan atuo: there is no such file" in capsys.readouterr().err
+    assert not (folder / "runs").exists()
 
 
 def test_a_search_that_ran_out_of_time_says_so(
