@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from bench.lab_measured import open_measured
 from bench.plan_honesty_plans import MODELS, Named, drawn, experts
@@ -41,7 +41,6 @@ SAME_LOSS = 1e-3
 """Relative; float32, and sums in other orders."""
 
 SEARCH_SECONDS = 8.0
-LEARNING_RATE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ class Made:
 
 
 class Step:
-    """A plan's training step on this rank: whole states and batch are cut to parts."""
+    """A plan's step on this rank, on whole states and batch."""
 
     def __init__(
         self,
@@ -148,23 +147,14 @@ class Step:
             name: self.step.cut(tensor, division.homes[name]).clone()
             for name, tensor in states.items()
         }
-        self.trained = {
-            state.name: nn.Parameter(self.states[state.name])
-            for state in graph.states
-            if state.is_parameter and state.new is not None
-        }
-        self.optimizer = torch.optim.SGD(self.trained.values(), lr=LEARNING_RATE)
         self.batch = batch
 
     def __call__(self) -> float:
         """One step; its loss."""
         self.computing = 0.0
-        result = self.step(self.states, self.batch)
-        for name, parameter in self.trained.items():
-            parameter.grad = result.news[name]
-        self.optimizer.step()
-        assert result.loss is not None
-        return float(result.loss)
+        loss = self.step(self.states, self.batch).loss
+        assert loss is not None
+        return float(loss)
 
     def _observe(self, event: NodeFired) -> None:
         if event.lane == "compute":

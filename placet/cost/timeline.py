@@ -3,30 +3,23 @@
     segment    computing, the sum of its operators                     -> Compute
     boxing     its copies are computing, its move is the links'        -> Submit
     wait       where the program needs a boxing's result               -> Wait
-    update     computing: a rank reads its parts of parameters and gradients, and writes
-               the parameters; what an optimizer keeps besides is left out
 
 step seconds = when both lanes are done  -> placet.cost.overlap.predict
 """
 
 from collections.abc import Iterator
 
-from placet.boxing.counts import largest_part
 from placet.boxing.path import Step, direct_step
-from placet.cost.machine import Machine
 from placet.cost.objective import Seconds
 from placet.cost.overlap import Compute as Computes
 from placet.cost.overlap import Event, Submit, Timeline, Wait, predict
 from placet.program.division import Division
 from placet.program.graph import Graph
 from placet.program.lifetimes import awaited
-from placet.program.node import Boxing, Compute, Update
+from placet.program.node import Boxing, Compute
 from placet.program.program import Program
 from placet.program.refine import Refined
 from placet.program.signature import operator_of
-
-UPDATE_TOUCHES = 3
-"""How often an update touches a parameter's bytes: it, its gradient, and it again."""
 
 
 def timeline_of(
@@ -66,19 +59,6 @@ def events_of(
             yield Computes(prices.packing_seconds(step))
             latency, busy = prices.links.step_parts(step)
             yield Submit(node.name, busy, node.priority, latency)
-        elif isinstance(node, Update):
-            yield Computes(_update_seconds(graph, division, prices.machine))
-
-
-def _update_seconds(graph: Graph, division: Division, machine: Machine) -> float:
-    found = 0.0
-    for state in graph.states:
-        if state.is_parameter and state.new is not None:
-            meta = graph.tensors[state.tensor]
-            elements = largest_part(meta.shape, division.homes[state.name])
-            touched = UPDATE_TOUCHES * elements * meta.dtype.itemsize
-            found += machine.memory_seconds(touched) + machine.call_seconds
-    return found
 
 
 def _step(program: Program, node: Boxing) -> Step:

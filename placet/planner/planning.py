@@ -7,10 +7,10 @@ for each factorisation of the ranks into a mesh:
     solve     the cheapest plan, and a bound            planner/search.py
 the cheapest of all; the bound is the least of all meshes'
 
-With overlap no step is shorter than its computing, nor than half of computing and
-moving together, as one of the two lanes has that much:
+With overlap no step is shorter than its computing. Moving gives no bound, as latencies
+overlap and gradients share boxings:
 
-    step >= max(sum over operators of the least computing, bound / 2)   -> _overlapped
+    step >= sum over operators of the least computing                   -> _overlapped
 """
 
 import math
@@ -269,7 +269,7 @@ def search(step: PlannedFor, wanted: Wanted, tell: Watch = silent) -> Plan:
         wanted.precision,
         cluster=wanted.cluster,
         machine=wanted.machine,
-        overlapped=_overlapped(facts.overlapped_seconds, bound, build.least_compute),
+        overlapped=_overlapped(facts.overlapped_seconds, build.least_compute),
         matmul_ratio=facts.matmul_ratio,
         memory_at=facts.memory_at,
         memory_use=facts.memory_use,
@@ -280,13 +280,8 @@ def search(step: PlannedFor, wanted: Wanted, tell: Watch = silent) -> Plan:
     )
 
 
-def _overlapped(
-    seconds: float | None, bound: float, least_compute: float
-) -> Overlapped | None:
-    if seconds is None:
-        return None
-    least = max(least_compute, bound / 2)
-    return Overlapped(seconds, min(least, seconds))
+def _overlapped(seconds: float | None, least_compute: float) -> Overlapped | None:
+    return None if seconds is None else Overlapped(seconds, least_compute)
 
 
 def _tried(mesh: Mesh, solution: Solution) -> MeshTried:

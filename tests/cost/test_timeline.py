@@ -7,8 +7,7 @@ import pytest
 from placet.boxing.path import Step, direct_step
 from placet.cost.machine import Machine
 from placet.cost.objective import Seconds, seconds_objective
-from placet.cost.overlap import Compute
-from placet.cost.timeline import events_of, timeline_of
+from placet.cost.timeline import timeline_of
 from placet.placement.cluster import Cluster, Host, LinkClass
 from placet.placement.mesh import Mesh
 from placet.program.division import Division
@@ -88,7 +87,7 @@ def test_one_lane_that_is_slow_is_the_step(case: Callable[[], Case]):
     assert work.seconds == pytest.approx(work.compute_seconds, rel=1e-3)
 
 
-def test_packing_and_the_update_are_computing():
+def test_packing_is_computing():
     graph, division = data_parallel()
     refined = refine(graph, division, name="test")
     machine = Machine(
@@ -97,22 +96,6 @@ def test_packing_and_the_update_are_computing():
     dear = Seconds(prices(division.mesh, SLOW, SLOW).links, machine)
     packing = sum(map(dear.packing_seconds, steps_of(refined)))
     assert packing > len(refined.program.boxings())
-    parameters = 3 * (8 * 8 + 8) * 4  # three layers, on every rank
-    updating = 3 * parameters / SLOW  # and their gradients; and written
-    expected = work_of(graph, division, dear) + packing + updating
+    expected = work_of(graph, division, dear) + packing
     found = timeline_of(graph, division, refined, dear)
     assert found.compute_seconds == pytest.approx(expected)
-
-
-def test_parts_are_updated_sooner_than_wholes():
-    machine = Machine("x", (("matmul", "float32", FAST),), SLOW, 0.0)
-
-    def update(case: Case) -> float:
-        graph, division = case
-        refined = refine(graph, division, name="test")
-        found = Seconds(prices(division.mesh, FAST, FAST).links, machine)
-        *_, last = events_of(graph, division, refined, found)
-        assert isinstance(last, Compute)
-        return last.seconds
-
-    assert update(states_at_home()) == pytest.approx(update(data_parallel()) / 2)
