@@ -3,9 +3,10 @@
     a tensor's domain   every placement that its producer, or a consumer, can have
                         along an axis, on all axes                 -> _domains
     nodes               batch inputs, states, operators, the results
-    a state's memory    value + gradient + optimizer state, as parts of its home
+    a state's memory    value + optimizer state, as parts of its home
 
-Tensors of equal shape and dtype share a domain.
+Tensors of equal shape and dtype share a domain. Memory is what is held when the forward
+ends and no gradient is there yet: no plan's peak is less (`fit.py` sees to the rest).
 """
 
 from collections.abc import Mapping, Sequence
@@ -107,7 +108,7 @@ class _Nodes:
         rows = [[i] for i in homes]
         held = 1.0
         if state.is_parameter and state.new is not None:
-            held += self.storage.gradient + self.storage.optimizer
+            held += self.storage.optimizer
         back = () if state.new is None else (state.new,)
         inputs = rows if state.new is not None else [[] for _ in rows]
         self._add(

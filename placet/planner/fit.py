@@ -1,8 +1,9 @@
 """Plans that fit the memory for sure: the solver's row is held against the true peak.
 
-The solver counts what states hold and what the forward keeps for the backward, a row of
-numbers; the peak also has gradients, payloads and whatever an operator needs for a
-while. A plan whose peak is above the limit is searched again with less in the row:
+The solver counts what is held when the forward ends: states, and what it keeps for the
+backward, a row of numbers; the peak also has gradients, payloads and whatever an
+operator needs for a while. A plan whose peak is above the limit is searched again with
+less in the row:
 
     row limit = limit - (peak - row), until the peak is below the limit      -> fitted
     row limit = the least row, then less than the last peak, as long as that gets

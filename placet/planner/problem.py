@@ -44,7 +44,7 @@ class Node:
         output_layouts: (choices, outputs); -1 where nobody reads the output.
         costs: (choices,) of computing, in the objective's unit.
         state_bytes: (choices,) what it holds on the fullest rank during the whole step
-            (parameter, gradient, optimizer state); zeros for operators.
+            (parameter, optimizer state); zeros for operators.
         phase: when it runs; states and the batch are "forward".
         label: for people: module and operator.
         kind: nodes of one class are alike; negative: alone.
