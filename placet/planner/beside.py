@@ -106,5 +106,6 @@ def _seconds(
     graph: Graph, mesh: Mesh, problem: Problem, assignment: Assignment, prices: Seconds
 ) -> float:
     division = decide(problem, mesh, assignment)
-    refined = refine(graph, division, name="plan")
+    cluster = prices.links.cluster
+    refined = refine(graph, division, name="plan", cluster=cluster)
     return timeline_of(graph, division, refined, prices).seconds

@@ -32,9 +32,9 @@ from placet.program.wiring import Step, Wiring, wire_up
 GRADS, PARAMS, VALUES = "plan.grads", "plan.params", "plan.values"
 """Queues of a plan's boxings: gradients go home, states are gathered, the rest."""
 
-BUCKET_BYTES = 1 << 19
-"""Small enough that a slow link begins early in the backward, and that little is left
-to send at its end."""
+BUCKET_BYTES, BUCKET_SECONDS = 1 << 19, 0.01
+"""The most that a bucket waits for, and what the slowest link carries in so long: a
+link begins early in the backward, and little is left to send at its end."""
 
 PRIORITY = {GRADS: 0, PARAMS: 1, VALUES: 2}
 
@@ -61,7 +61,7 @@ def refine(
     *,
     name: str,
     cluster: Cluster | None = None,
-    bucket_bytes: int = BUCKET_BYTES,
+    bucket_bytes: int | None = None,
 ) -> Refined:
     """The program of a graph divided over a mesh.
 
@@ -70,10 +70,12 @@ def refine(
         division: with its boxings (`placet.program.route`).
         name: of the job.
         cluster: the links by which moves choose their algorithm.
-        bucket_bytes: gradients travel in buckets of about this size.
+        bucket_bytes: gradients travel in buckets of about this size; by the links if
+            left out.
     """
     wiring = wire_up(graph, division)
-    schedule = _Schedule(graph, wiring, bucket_bytes)
+    size = _bucket_bytes(cluster) if bucket_bytes is None else bucket_bytes
+    schedule = _Schedule(graph, wiring, size)
     schedule.run()
     nodes = _finished(graph, wiring, schedule)
     used = {n for node in nodes for n in (*node.inputs, *node.outputs)}
@@ -91,6 +93,14 @@ def refine(
         for i, segment in enumerate(schedule.segments)
     }
     return Refined(verify(program), bodies, wiring, schedule.batch)
+
+
+def _bucket_bytes(cluster: Cluster | None) -> int:
+    """See BUCKET_BYTES."""
+    if cluster is None:
+        return BUCKET_BYTES
+    slowest = min(link.link_bytes_per_s for link in cluster.links)
+    return min(BUCKET_BYTES, int(slowest * BUCKET_SECONDS))
 
 
 @dataclass

@@ -8,13 +8,14 @@ from itertools import pairwise
 import pytest
 
 from placet.boxing.path import mean_bytes
+from placet.placement.cluster import Cluster, Host, LinkClass
 from placet.placement.layout import Layout
 from placet.placement.mesh import Mesh
 from placet.placement.placement import P, S
 from placet.program.division import Division
 from placet.program.graph import Graph
 from placet.program.node import Boxing, Compute, Load, Node, Update
-from placet.program.refine import GRADS, PARAMS, Refined
+from placet.program.refine import BUCKET_SECONDS, GRADS, PARAMS, Refined, refine
 from placet.program.route import route
 from placet.program.rules.table import signatures
 from placet.program.signature import operator_of
@@ -71,6 +72,17 @@ def test_full_buckets_leave_before_the_backward_ends() -> None:
     nodes = made.program.nodes
     last = max(i for i, node in enumerate(nodes) if isinstance(node, Compute))
     assert nodes.index(buckets[0]) < last
+
+
+def test_slow_links_have_small_buckets() -> None:
+    graph, division = data_parallel()
+    counts = []
+    for bytes_per_s in (1e9, 560 / BUCKET_SECONDS):
+        link = LinkClass("network", 1e-4, bytes_per_s)
+        host = Host("a", division.mesh.num_ranks, 1 << 30, link.name)
+        made = refine(graph, division, name="test", cluster=Cluster((host,), (link,)))
+        counts.append([len(b.inputs) for b in queue_of(made, GRADS)])
+    assert counts == [[6], [4, 2]]
 
 
 def test_buckets_change_no_bytes() -> None:
