@@ -7,7 +7,8 @@ looked at, for which gradients going home and parameters read cost less:
 
     problem(share)   their boxings at a share of the price         -> discounted
     seconds          each plan's program on two lanes              -> timeline_of
-    the plan         of least such seconds                         -> best_beside
+    the plan         of least such seconds, or of the fewest boxings where these are
+                     alike                                         -> best_beside
 
 Costs and bounds stay those without overlap: the chosen plan may cost more than the one
 of least cost, and its gap says so.
@@ -17,7 +18,7 @@ that whole plans are compared by it.
 """
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from placet.boxing.routes import Domain
 from placet.cost.objective import Seconds
@@ -34,6 +35,10 @@ SHARES = (0.5, 0.1)
 
 GAP = 0.01
 """At which these searches may end: they give candidates, no proof."""
+
+ALIKE = 1.05
+"""Predictions are no better than that: of plans so near the best, the one of the fewest
+boxings is taken, as ranks that wait for each other lose more than links do."""
 
 LEAST_SECONDS = 1.0
 """With less time left, no other plan is looked for."""
@@ -57,26 +62,28 @@ def best_beside(
         ends: when to stop searching (`time.monotonic`).
     """
     assert solution.assignment is not None
-    first = _seconds(graph, mesh, problem, solution.assignment, prices)
-    best, least = solution.assignment, first
+    first = _step(graph, mesh, problem, solution.assignment, prices)
+    steps = [first]
     for number, share in enumerate(SHARES):
         left = (ends - time.monotonic()) / (len(SHARES) - number)
         if left < LEAST_SECONDS:
             break
         found = solve(discounted(problem, share), time_limit_seconds=left, gap=GAP)
-        if found.assignment is None:
-            continue
-        seconds = _seconds(graph, mesh, problem, found.assignment, prices)
-        if seconds < least:
-            best, least = found.assignment, seconds
-    if best is solution.assignment:
+        if found.assignment is not None:
+            steps.append(_step(graph, mesh, problem, found.assignment, prices))
+    least = min(step.seconds for step in steps)
+    alike = [step for step in steps if step.seconds <= least * ALIKE]
+    best = min(alike, key=lambda step: step.num_boxings)
+    if best is first:
         return solution
     note = (
-        f"chosen for what overlaps: {least:.3g} s a step; the plan of least cost "
-        f"without overlap would take {first:.3g} s"
+        f"chosen for what overlaps: {best.seconds:.3g} s a step and {best.num_boxings} "
+        f"boxings; the plan of least cost without overlap would take "
+        f"{first.seconds:.3g} s and {first.num_boxings}"
     )
-    cost = evaluate(problem, best).total
-    return replace(solution, assignment=best, cost=cost, notes=(*solution.notes, note))
+    cost = evaluate(problem, best.assignment).total
+    notes = (*solution.notes, note)
+    return replace(solution, assignment=best.assignment, cost=cost, notes=notes)
 
 
 def discounted(problem: Problem, share: float) -> Problem:
@@ -102,10 +109,20 @@ def discounted(problem: Problem, share: float) -> Problem:
     return replace(problem, tensors=tuple(tensors))
 
 
-def _seconds(
+@dataclass(frozen=True)
+class _Step:
+    """A plan's step as predicted."""
+
+    assignment: Assignment
+    seconds: float
+    num_boxings: int
+
+
+def _step(
     graph: Graph, mesh: Mesh, problem: Problem, assignment: Assignment, prices: Seconds
-) -> float:
+) -> _Step:
     division = decide(problem, mesh, assignment)
     cluster = prices.links.cluster
     refined = refine(graph, division, name="plan", cluster=cluster)
-    return timeline_of(graph, division, refined, prices).seconds
+    seconds = timeline_of(graph, division, refined, prices).seconds
+    return _Step(assignment, seconds, len(refined.program.boxings()))
