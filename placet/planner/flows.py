@@ -81,41 +81,35 @@ def add_tree(
     reads: Sequence[Ends],
     weight: float,
     *,
-    exact: bool = True,
+    most: float | None = None,
 ) -> Tree | None:
     """Adds what it costs to bring a tensor from where it is made to all its readers.
 
     Args:
         weight: what each price is multiplied by.
-        exact: false: the model may leave out layouts that are none of the ends; only
-            the tree's certificate knows them (`duals.py`).
+        most: the model may leave out layouts that are none of the ends, and paths that
+            cost more; only the tree's certificate knows them (`duals.py`).
 
     Returns:
         None where branches are not told apart, or there is nothing to pay.
     """
     if not reads:
         return None
-    first = builder.num_columns
-    if len(reads) == 1:
-        start, *ends = _single(builder, domain, made, reads[0], weight)
-        return Tree(domain, weight, start, tuple(ends), (first, builder.num_columns))
     sets = (1 << len(reads)) - 1
     num_steps = len(needed_steps(domain)[0])
-    if len(reads) > MAX_EXACT or sets * num_steps > MAX_COLUMNS:
+    if len(reads) > 1 and (len(reads) > MAX_EXACT or sets * num_steps > MAX_COLUMNS):
         _covering(builder, domain, made, reads, weight)
         return None
-    kept = np.arange(len(domain.layouts))
-    if not exact:
+    kept, known = np.arange(len(domain.layouts)), domain
+    if most is not None:
         kept = np.unique(np.concatenate([made.layouts, *(x.layouts for x in reads)]))
-    sides = _branching(
-        builder,
-        domain if exact else near(domain, tuple(kept.tolist())),
-        _moved(made, kept),
-        [_moved(read, kept) for read in reads],
-        weight,
-    )
-    start, *ends = (Side(kept[side.layouts], side.rows) for side in sides)
-    return Tree(domain, weight, start, tuple(ends), (first, builder.num_columns))
+        known = near(domain, tuple(kept.tolist()), most)
+    first = builder.num_columns
+    add = _single if len(reads) == 1 else _branching
+    ends = (_moved(made, kept), [_moved(read, kept) for read in reads])
+    sides = add(builder, known, *ends, weight)
+    start, *goals = (Side(kept[side.layouts], side.rows) for side in sides)
+    return Tree(domain, weight, start, tuple(goals), (first, builder.num_columns))
 
 
 def _moved(ends: Ends, kept: Positions) -> Ends:
@@ -124,9 +118,14 @@ def _moved(ends: Ends, kept: Positions) -> Ends:
 
 
 def _single(
-    builder: Builder, domain: Domain, made: Ends, read: Ends, weight: float
+    builder: Builder,
+    domain: Domain,
+    made: Ends,
+    reads: Sequence[Ends],
+    weight: float,
 ) -> tuple[Side, ...]:
     """One consumer: pairs of ends or a flow, whichever is smaller."""
+    (read,) = reads
     sources, sinks = np.unique(made.layouts), np.unique(read.layouts)
     steps = path_steps(domain, sources, sinks)
     if len(sources) * len(sinks) <= len(steps[0]) + len(domain.layouts):

@@ -104,7 +104,7 @@ def relax(
     *,
     least_memory: bool = False,
     alike: bool = False,
-    exact: bool = False,
+    most: float | None = None,
 ) -> Relaxation:
     """The relaxation of a problem.
 
@@ -112,10 +112,10 @@ def relax(
         choices: per node class, those worth keeping; None for all.
         least_memory: price memory and nothing else, without a limit.
         alike: members of a class must decide alike; its value bounds such plans only.
-        exact: trees may branch anywhere, so that the model's own value is a bound and
-            not only its certificate.
+        most: leave out paths that cost more, and branches that are at no tree's end,
+            so that only the certificate, and not the model's value, is a bound.
     """
-    build = _Build(problem, ties, choices, least_memory, exact)
+    build = _Build(problem, ties, choices, least_memory, most)
     return build.relaxation(alike=alike)
 
 
@@ -134,11 +134,11 @@ class _Build:
         ties: Ties,
         choices: Sequence[Numbers] | None,
         least_memory: bool,
-        exact: bool,
+        most: float | None,
     ) -> None:
         self.problem = problem
         self.ties = ties
-        self.exact = exact
+        self.most = most
         self.builder = Builder()
         self.trees: list[Tree] = []
         self.least_memory = least_memory
@@ -187,7 +187,7 @@ class _Build:
     def _tree(
         self, domain: Domain, made: Ends, reads: Sequence[Ends], weight: float
     ) -> None:
-        tree = add_tree(self.builder, domain, made, reads, weight, exact=self.exact)
+        tree = add_tree(self.builder, domain, made, reads, weight, most=self.most)
         if tree is not None:
             self.trees.append(tree)
 

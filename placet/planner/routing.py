@@ -6,8 +6,8 @@ need the steps of one such path only                          -> path_steps
 For trees whose branches are not told apart all steps are needed but those that two
 cheaper ones, each of a positive price, replace               -> needed_steps
 (by induction over prices each removed step is still a path).
-Trees seldom branch where none of their ends is. A model that may not branch elsewhere
-is smaller, and its prices may be too high                    -> near
+Trees seldom branch where none of their ends is, and good plans take no path that is
+dearer than a whole plan. A model without these is smaller    -> near
 """
 
 from dataclasses import replace
@@ -62,15 +62,16 @@ def needed_steps(domain: Domain) -> Steps:
 
 
 @lru_cache(maxsize=4096)
-def near(domain: Domain, kept: tuple[int, ...]) -> Domain:
-    """A domain of some of the layouts, whose steps are paths that pass no other."""
-    rows = np.ix_(kept, kept)
-    paths = Domain(
-        tuple(domain.layouts[i] for i in kept),
-        domain.prices[rows],
-        domain.prices[rows],
-        domain.local_bytes[list(kept)],
-    )
+def near(domain: Domain, kept: tuple[int, ...], most: float = np.inf) -> Domain:
+    """A domain of some of the layouts, whose steps are paths that pass no other.
+
+    Args:
+        most: dearer paths are left out.
+    """
+    prices = domain.prices[np.ix_(kept, kept)]
+    prices = np.where(prices <= most, prices, np.inf)
+    layouts = tuple(domain.layouts[i] for i in kept)
+    paths = Domain(layouts, prices, prices, domain.local_bytes[list(kept)])
     src, dst = needed_steps(paths)
     steps = np.full_like(paths.steps, np.inf)
     steps[src, dst] = paths.steps[src, dst]

@@ -1,13 +1,15 @@
 """The search for the cheapest plan, and the proof of how good it is.
 
     1  leave out choices that others replace                       -> reduce.py
-    2  solve the linear relaxation, layers tied                    -> relax.py
-       its prices prove a bound                                    -> duals.py
-    3  round it, descend over classes, then over single nodes      -> descent.py
+    2  a first plan: descend over classes, then over single nodes  -> descent.py
        and move whole trees of classes, or of nodes, at once       -> forests.py
-    4  if a gap is left: drop choices that no better plan uses     -> duals.py
-       and do 2 and 3 again without ties
-    5  if a gap is left: whole numbers, with ties, then without
+    3  solve the linear relaxation, layers tied, without moves
+       that cost more than that plan                               -> relax.py
+       its prices prove a bound of all plans                       -> duals.py
+    4  round it and descend; single nodes out of classes
+    5  if a gap is left: drop choices that no better plan uses     -> duals.py
+       and do 3 and 4 again without ties
+    6  if a gap is left: whole numbers, with ties, then without
 
 Whole numbers with ties restrict the problem, so that run gives plans and no bound. The
 run without ties gives both. Where no gap is asked for, problems that are not small are
@@ -106,8 +108,9 @@ class _Run:
         relaxation = relax(self.problem, self.ties, choices)
         size = len(relaxation.model.costs)
         self.is_small = size * len(self.problem.nodes) <= SMALL * len(self.ties.nodes)
-        if self.is_small:
-            relaxation = relax(self.problem, self.ties, choices, exact=True)
+        if not self.is_small:
+            self._descend(self.ties, [0] * len(self.ties.nodes))
+            relaxation = relax(self.problem, self.ties, choices, most=self.best.cost)
         found = self._relaxed(relaxation)
         if found.status == "infeasible":
             return self._nothing_fits()
@@ -117,7 +120,8 @@ class _Run:
         if found.values is None:
             self.is_complete = False
             self.notes.append("the relaxation ran out of time")
-            self._descend(self.ties, [0] * len(self.ties.nodes))
+            if self.is_small:
+                self._descend(self.ties, [0] * len(self.ties.nodes))
             return self._solution()
         self._round(relaxation, found.values, self.ties)
         if not (self._is_good() or self.ties.is_trivial):
@@ -179,7 +183,7 @@ class _Run:
     def _untie(self, kept: list[Numbers]) -> list[Numbers]:
         """A bound and plans in which every node decides alone; what is then left."""
         free = untied(self.problem)
-        relaxation = relax(self.problem, free, kept)
+        relaxation = relax(self.problem, free, kept, most=self.best.cost)
         if len(relaxation.model.costs) > LARGEST:
             return kept
         found = self._relaxed(relaxation)
@@ -190,7 +194,7 @@ class _Run:
 
     def _round(self, relaxation: Relaxation, values: Floats, ties: Ties) -> None:
         self._descend(ties, relaxation.taken(values))
-        if not self._is_good():
+        if self.is_small and not self._is_good():
             self._descend(ties, [0] * len(ties.nodes))
 
     def _descend(self, ties: Ties, start: list[int]) -> None:
@@ -243,7 +247,8 @@ class _Run:
             self.is_complete = False
             return
         free = ties.is_trivial and proves
-        relaxation = relax(self.problem, ties, choices, alike=True, exact=free)
+        most = None if free else self.best.cost
+        relaxation = relax(self.problem, ties, choices, alike=True, most=most)
         if len(relaxation.model.costs) > LARGEST:
             return
         seconds = self.left if proves else self.left * (1 - LP_SHARE)

@@ -19,7 +19,7 @@ from testing.problems import random_domain, random_problem, repeated_problem
 
 def _bound(problem: Problem, ties: Ties, *, reduced: bool = False) -> float:
     choices = needed_choices(problem, ties) if reduced else None
-    found = relax(problem, ties, choices, exact=True).relaxed(30, "highs-ds")
+    found = relax(problem, ties, choices).relaxed(30, "highs-ds")
     if found.values is not None:
         assert found.proof.bound == pytest.approx(found.cost, abs=1e-6)
     return found.proof.bound
@@ -94,7 +94,7 @@ def test_steps_that_are_kept_price_all_paths_alike(seed: int) -> None:
 def test_a_model_that_may_branch_at_ends_only_proves_no_more(seed: int) -> None:
     problem = random_problem(np.random.default_rng(seed), num_nodes=6, max_layouts=12)
     ties = untied(problem)
-    near = relax(problem, ties).relaxed(30, "highs-ds")
+    near = relax(problem, ties, most=np.inf).relaxed(30, "highs-ds")
     assert near.proof.bound <= _bound(problem, ties) + 1e-7 <= near.cost + 2e-7
 
 
@@ -110,7 +110,7 @@ def test_choices_of_better_plans_are_worthwhile(seed: int, limited: bool) -> Non
     if best.assignment is None:
         return
     ties = ties_of(problem)
-    proof = relax(problem, ties).relaxed(30, "highs-ds").proof
+    proof = relax(problem, ties, most=best.cost).relaxed(30, "highs-ds").proof
     assert proof.bound <= best.cost + 1e-7
     used = worthwhile(proof, [len(g) for g in ties.nodes], best.cost)
     for node, choice in enumerate(best.assignment.choices):
@@ -121,7 +121,7 @@ def test_choices_of_better_plans_are_worthwhile(seed: int, limited: bool) -> Non
 def test_any_prices_of_rows_give_a_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
     problem = replace(random_problem(rng), memory_bytes=30.0)
-    found = relax(problem, untied(problem), exact=True)
+    found = relax(problem, untied(problem))
     best = found.relaxed(30)
 
     def bound(prices: Floats | None) -> float:
