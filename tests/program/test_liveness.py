@@ -189,8 +189,17 @@ def test_optimizer_keeps_a_multiple_of_what_trains() -> None:
     assert update.node == UPDATE
 
 
+def _deep_graph(num_ranks: int, width: int) -> Graph:
+    """Twenty square layers."""
+    with torch.device("meta"):
+        layers = (nn.Linear(width, width, bias=False) for _ in range(20))
+        model, batch = nn.Sequential(*layers), torch.empty(8, width)
+    return normalise(capture(model, batch, squares).graph, num_ranks)
+
+
 def test_states_at_home_hold_a_share() -> None:
-    graph, mesh = perceptron_graph(4, width=64, rows=8), Mesh("data=4")
+    # Deep and wide, so that the few that are in flight at a time do not matter.
+    graph, mesh = _deep_graph(4, width=256), Mesh("data=4")
     whole = peak_of((graph, guided_division(graph, mesh, [DATA])))
     homes = guided_division(graph, mesh, [DATA], at_home(graph, mesh))
     parts = peak_of((graph, homes))
@@ -201,10 +210,7 @@ def test_states_at_home_hold_a_share() -> None:
 
 def test_gradients_in_flight_are_few() -> None:
     """Deep data parallelism holds gradients once, but for those that travel."""
-    with torch.device("meta"):
-        model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(20)))
-        batch = torch.empty(8, 64)
-    graph = normalise(capture(model, batch, squares).graph, 2)
+    graph = _deep_graph(2, width=64)
     division = guided_division(graph, Mesh("data=2"), [DATA])
     refined = refine(graph, division, name="deep", bucket_bytes=1)
     peak = peak_bytes(graph, division, refined, 0)

@@ -26,7 +26,7 @@ def keep_from_children(connections: Iterable[socket]) -> None:
     Args:
         connections: open sockets; they may be closed, copied or detached later.
     """
-    for identity, number in list(_connections.items()):
+    for identity, number in _connections.copy().items():  # other threads add to it
         if _identity(number) != identity:
             _connections.pop(identity, None)  # closed in the meantime
     for connection in connections:
