@@ -70,7 +70,6 @@ CASES = (
             "MLP",
             "VGG-11",
             "VGG-16",
-            "ResNet-50",
             "ViT-B/16",
             "DLRM",
             "LLaMA, grouped heads",
@@ -79,6 +78,7 @@ CASES = (
             "GPT-2 large",
         )
     ),
+    Case("ResNet-50", GRID, limit_seconds=120.0),
     Case("GPT-2 XL", GRID, most_seconds=30.0, limit_seconds=25.0),
     Case(
         "GPT-3",
