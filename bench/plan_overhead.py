@@ -103,6 +103,7 @@ def _planned(
         kept.clear()
         result = step(states, tensors)
         kept.append(result)
+        assert result.loss is not None
         return result.loss
 
     return run
