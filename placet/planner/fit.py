@@ -5,7 +5,8 @@ backward, a row of numbers; the peak also has gradients, payloads and whatever a
 operator needs for a while. A plan whose peak is above the limit is searched again with
 less in the row:
 
-    row limit = limit - (peak - row), until the peak is below the limit      -> fitted
+    row limit = limit - (peak - row), or halfway between one that was too much and one
+                that was too little, until the peak is near the limit        -> fitted
     row limit = the least row, then less than the last peak, as long as that gets
                 smaller                                                      -> leanest
 
@@ -27,7 +28,9 @@ from placet.program.fullest import fullest_peak
 from placet.program.graph import Graph
 from placet.program.refine import refine
 
-ATTEMPTS = 4
+ATTEMPTS = 6
+NEAR = 0.01
+"""Of the limit: row limits that are no farther apart need not be told apart."""
 ROUNDING = 1e-3
 """How far above the least row a plan is looked for."""
 SMALLER = 0.95
@@ -49,6 +52,10 @@ class Fitted:
     row_bytes: float
     peak_bytes: float
 
+    def rank_within(self, limit: float) -> tuple[float, float]:
+        """Less is better: plans that fit by cost, others by what is too much."""
+        return max(0.0, self.peak_bytes - limit), self.solution.cost
+
 
 def fitted(
     graph: Graph,
@@ -67,7 +74,7 @@ def fitted(
         cluster: the links by which moves choose their algorithm.
 
     Returns:
-        The first plan that fits; or else the leanest that was found. Without a limit
+        The cheapest plan that fits; or else the leanest that was found. Without a limit
         the peak is not counted, as that takes as long as the search: it is the row.
     """
     limit = problem.memory_bytes
@@ -75,19 +82,28 @@ def fitted(
         assert solution.assignment is not None
         row = evaluate(problem, solution.assignment).memory_bytes
         return Fitted(decide(problem, mesh, solution.assignment), solution, row, row)
-    best = _measured(graph, mesh, problem, solution, storage, cluster)
-    row_limit = limit
-    for _ in range(ATTEMPTS):
-        if best.peak_bytes <= limit or time.monotonic() >= ends:
+    best = last = _measured(graph, mesh, problem, solution, storage, cluster)
+    if best.peak_bytes <= limit:
+        return best
+    low, high = 0.0, limit
+    for left in range(ATTEMPTS, 0, -1):
+        seconds = (ends - time.monotonic()) / left
+        if high - low <= NEAR * limit or seconds <= 0:
             break
-        row_limit = min(row_limit, best.row_bytes) - (best.peak_bytes - limit)
-        tighter = replace(problem, memory_bytes=row_limit)
-        found = solve(tighter, time_limit_seconds=max(1.0, ends - time.monotonic()))
+        aim = last.row_bytes + limit - last.peak_bytes
+        if not low < aim < high:
+            aim = (low + high) / 2
+        tighter = replace(problem, memory_bytes=aim)
+        found = solve(tighter, time_limit_seconds=max(1.0, seconds))
         if found.assignment is None:
-            break
-        again = _measured(graph, mesh, tighter, found, storage, cluster)
-        if again.peak_bytes < best.peak_bytes:
-            best = again
+            low = aim
+            continue
+        last = _measured(graph, mesh, tighter, found, storage, cluster)
+        best = min(best, last, key=lambda plan: plan.rank_within(limit))
+        if last.peak_bytes <= limit:
+            low = aim
+        else:
+            high = aim
     return best
 
 
