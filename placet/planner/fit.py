@@ -37,6 +37,11 @@ SMALLER = 0.95
 """How much less memory the leanest plan is tried with, again and again."""
 LEANEST_SECONDS = 20.0
 
+TIGHT = (
+    "searched with less than the memory, as a step's peak is more than what is held when "
+    "the forward ends; the bound knows only that, so the gap may be less than it says"
+)
+
 
 @dataclass(frozen=True)
 class Fitted:
@@ -104,7 +109,8 @@ def fitted(
             low = aim
         else:
             high = aim
-    return best
+    solution = replace(best.solution, notes=(*best.solution.notes, TIGHT))
+    return replace(best, solution=solution)
 
 
 def leanest(
