@@ -38,8 +38,8 @@ SMALLER = 0.95
 LEANEST_SECONDS = 20.0
 
 TIGHT = (
-    "searched with less than the memory, as a step's peak is more than what is held when "
-    "the forward ends; the bound knows only that, so the gap may be less than it says"
+    "searched with less than the memory, as a step's peak is more than what is held "
+    "when the forward ends; the bound knows only that: the gap may be less than it says"
 )
 
 
